@@ -24,10 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedoptax.data.datasets.tff_hdf5 import open_clients
+from fedoptax.data.datasets.source import open_clients
 from fedoptax.data.files import require_file
 from fedoptax.models import llama
-from fedoptax.models.adapters import Lora, init_adapters
+from fedoptax.models.llama import Lora, init_adapters
 from fedoptax.models.model import count_params
 
 

@@ -33,11 +33,11 @@ from fedoptax.errors import DataError as DataError, RunError as RunError, UsageE
 from fedoptax.experiments.comparison import Compared as Compared, compare as compare
 from fedoptax.experiments.result import RunResult as RunResult
 from fedoptax.experiments.run import run as run
-from fedoptax.experiments.sweep import sweep as sweep
+from fedoptax.experiments.grids import sweep as sweep
 from fedoptax.experiments.tuning import SearchResult as SearchResult, tune as tune
 from fedoptax.storage.model import TrainedModel as TrainedModel, load_model as load_model
 from fedoptax.tasks import TASKS as TASKS, load_task as load_task, metrics as metrics
-from fedoptax.tasks.lora import with_lora as with_lora
+from fedoptax.tasks.pretrained import with_lora as with_lora
 from fedoptax.tasks.task import (
     Task as Task, masked_mean as masked_mean, with_compute_dtype as with_compute_dtype, with_metrics as with_metrics,
     with_validation as with_validation,

@@ -135,9 +135,7 @@ def check_function(name: str, value: Any, arguments: str) -> None:
         raise UsageError(f"{name} must be a function of ({arguments}), got {shorten(repr(value))}: {error}") from None
 
 
-def check_output(
-    name: str, value: Any, shape: tuple[Any, ...] = (), kind: str = "floating", verb: str = "return"
-) -> Any:
+def check_output(name: str, value: Any, shape: tuple = (), kind: str = "floating", verb: str = "return") -> Any:
     """Return the value of a user's function, a JAX or NumPy array or a number, as an array, if its form is right.
 
     Args:

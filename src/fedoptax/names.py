@@ -28,11 +28,7 @@ def summarize_algorithms() -> dict[str, str]:
 
 
 def check_algorithm(name: Any) -> None:
-    """Check that `name` is an algorithm or a baseline, or may be MODULE:FUNCTION.
-
-    Raises:
-      UsageError: it is not.
-    """
+    """Check that `name` is an algorithm or a baseline, or may be MODULE:FUNCTION; else it is a `UsageError`."""
     if isinstance(name, str) and re.search(r"[,\s]", name.strip()):
         raise UsageError(f"algorithm must be one name, got '{name}'; several: fedoptax compare --algorithms A,B")
     if not isinstance(name, str) or ":" not in name:
@@ -40,11 +36,7 @@ def check_algorithm(name: Any) -> None:
 
 
 def split_algorithms(text: str) -> list[str]:
-    """Return the algorithms of a list with commas or blanks; `all` means every one.
-
-    Raises:
-      UsageError: there is none, one twice, or one unknown.
-    """
+    """Return the algorithms of a list with commas or blanks, or `all`; one that is unknown is a `UsageError`."""
     names = list(ALGORITHMS) if text == "all" else [name for name in re.split(r"[,\s]+", text) if name]
     if not names or len(set(names)) != len(names):
         raise UsageError(f"algorithms must be different names separated by commas, or all, got {text!r}")

@@ -27,14 +27,10 @@ def leaf_names(x: Tree) -> list[str]:
     """
 
     def key(entry: Any) -> str:
-        return escape_key(str(next(getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name))))
+        text = str(next(getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name)))
+        return text.replace("~", "~0").replace("/", "~1")
 
     return ["/".join(map(key, path)) for path, _ in jax.tree_util.tree_leaves_with_path(x)]
-
-
-def escape_key(key: str) -> str:
-    """A key in a leaf's name."""
-    return key.replace("~", "~0").replace("/", "~1")
 
 
 def sum_dtype(x: Tree) -> Any:

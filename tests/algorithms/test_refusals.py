@@ -13,7 +13,7 @@ import pytest
 import fedoptax as fx
 import laws
 from fedoptax.schedules import parse_schedule
-from fedoptax.wrappers.accounting import epsilon
+from fedoptax.wrappers.privacy import epsilon
 
 codecs = fx.codecs
 

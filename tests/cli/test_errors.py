@@ -35,7 +35,7 @@ WRONG = [
     (["compare", "--tune", "--budget", "0"], 2, "--budget"), (["compare", "--grid", "client_lr=1,2"], 2, "--grid"),
     ([*TUNE, "--set", "client_lr=0.1"], 2, "client_lr"),
     (["tune", "--algorithm", "delta_sgd", "--set", "server_lr=1"], 2, "--grid"),
-    ([*TUNE, "--trials", "3"], 2, "--trials"), (["bytes", "--rounds", "-5"], 2, "rounds"),
+    ([*TUNE, "--trials", "3"], 2, "--trials"),
     (["list", "models"], 2, "models"), (["report", "nowhere"], 2, "nowhere"),
     (["report", ".", "--target", "nan"], 2, "target"), (["resume", "nowhere"], 2, "nowhere"),
     (["frobnicate"], 2, "frobnicate"), (["rnu"], 2, "No such command 'rnu'. Did you mean 'run'?\n"),

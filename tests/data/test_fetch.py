@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedoptax.data.fetch import fetch
+from fedoptax.data.check import fetch
 from fedoptax.data.registry import DATA_SETS, DataSet, Download, File
 from fedoptax.errors import DataError
 

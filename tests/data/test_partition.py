@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedoptax.data.partition import (
+    apportion,
     by_size,
     classes_per_client,
     dirichlet,
@@ -20,7 +21,6 @@ from fedoptax.data.partition import (
     shards,
     similarity,
 )
-from fedoptax.data.partition.dealing import apportion
 
 quick = settings(deadline=None, max_examples=12)
 label_lists = st.lists(st.integers(0, 6), min_size=1, max_size=120).map(np.array)

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.data.check import check
+from fedoptax.data.check import check, fetch
 from fedoptax.data.custom import from_arrays, holdout, load_file
 from fedoptax.data.datasets import cifar, digits, stackoverflow, wikitext
-from fedoptax.data.fetch import fetch
 from fedoptax.data.files import find_data_dir
 from fedoptax.data.heterogeneity import heterogeneity, label_counts, label_skew, quantity_skew
 from fedoptax.data.partition import (

@@ -10,8 +10,8 @@ import pytest
 import fedoptax as fx
 from command_line import fedoptax
 from fedoptax.algorithms.baselines import local
-from fedoptax.experiments.baselines import find_simulation
-from fedoptax.experiments.run import split_options
+from fedoptax.experiments.record import split_options
+from fedoptax.experiments.run import simulate
 
 LR, ROUNDS, CLIENTS = 0.1, 3, 4
 
@@ -33,7 +33,7 @@ def descend(task: fx.Task, examples: dict[str, np.ndarray], steps: int) -> dict:
 
 def run(name: str, task: fx.Task, **options):
     own = {"rounds": ROUNDS, "cohort_size": CLIENTS, "batch_size": 2000, "mesh": 1, "eval_every": 2, **options}
-    return find_simulation(name)(task, local(LR), *split_options(own))
+    return simulate(task, local(LR), *split_options(own), name)
 
 
 def assert_near(a, b) -> None:

@@ -5,14 +5,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import fedoptax as fx
+from fedoptax.experiments.observers import FolderWriter, RunEnd
 from fedoptax.experiments.result import Interrupted
 from fedoptax.experiments.signals import deferred_interrupt, terminable
-from fedoptax.storage.folder import RunFolder, is_finished
+from fedoptax.storage.folder import is_finished
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -69,13 +69,13 @@ def test_other_threads_are_left_alone() -> None:
 
 def test_a_signal_while_a_run_ends_stops_what_would_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is completed, as its last round was done; the next one of a search or a comparison is not begun."""
-    end = RunFolder.end
+    at_end = FolderWriter.at_end
 
-    def slow_end(self: RunFolder, *given: Any) -> Any:
+    def slow_end(self: FolderWriter, end: RunEnd) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        return end(self, *given)
+        at_end(self, end)
 
-    monkeypatch.setattr(RunFolder, "end", slow_end)
+    monkeypatch.setattr(FolderWriter, "at_end", slow_end)
     task, options = fx.load_task("quadratic", num_clients=8), {"rounds": 2, "cohort_size": 3, "batch_size": 5}
     with pytest.raises(Interrupted, match=r"stopped after .*point-001") as stopped:
         fx.tune(task, "fedavg", {"client_lr": [0.1, 0.2]}, tmp_path / "search", **options)

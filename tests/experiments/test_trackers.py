@@ -70,7 +70,7 @@ def test_a_tracker_that_fails_is_left_out_with_one_line(
 def test_an_unknown_or_missing_tracker_is_refused_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "fedoptax.trackers.wandb", None)  # as if its package were missing
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if its package were missing
     for given, said in (("wandb", "pip install 'fedoptax[wandb]'"), ("tensor", "did you mean 'tensorboard'")):
         assert fedoptax("run", *TYPED, "--track", given, "--out", tmp_path / "a") == 2
         error = capsys.readouterr().err

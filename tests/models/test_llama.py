@@ -13,7 +13,7 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.models import llama
-from fedoptax.models.adapters import Lora, init_adapters, read_adapters, write_adapters
+from fedoptax.models.llama import Lora, init_adapters, read_adapters, write_adapters
 from tiny_llama import KINDS, KNOWN, TOKENS, write_model
 
 LORA = Lora(3, 6.0, "*_proj")

@@ -8,8 +8,7 @@ import pytest
 
 from command_line import fedoptax
 from federations import need_flower
-from fedoptax.models.adapters import read_adapters
-from fedoptax.models.llama import read_config
+from fedoptax.models.llama import read_adapters, read_config
 from tiny_llama import write_model
 
 PAGE = (Path(__file__).parents[2] / "docs" / "llm.md").read_text(encoding="utf-8")

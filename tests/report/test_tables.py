@@ -15,9 +15,8 @@ from fedoptax.report.curves import make_curve
 from fedoptax.report.figures import draw_client_bands, draw_clients
 from fedoptax.report.page import list_incomplete, render
 from fedoptax.report.paired import compare_seeds
-from fedoptax.report.report import load_report
+from fedoptax.report.report import find_verdicts, load_report
 from fedoptax.report.tables import short_table, to_latex
-from fedoptax.report.verdicts import find_verdicts
 from run_folders import ramp, write_run
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.algorithms.baselines import local
-from fedoptax.experiments.baselines import find_simulation
-from fedoptax.experiments.run import split_options
+from fedoptax.experiments.record import split_options
+from fedoptax.experiments.run import simulate
 from fedoptax.storage.history import read_clients
 from small import small_task
 
@@ -47,7 +47,7 @@ def test_a_resumed_run_writes_the_same_file_and_does_not_do_without_it(tmp_path:
 
 def test_clients_alone_are_measured_with_their_own_models(tmp_path: Path) -> None:
     options = split_options({"rounds": 2, "out": tmp_path, **OPTIONS})
-    result = find_simulation("local")(TASK, local(0.3), *options)
+    result = simulate(TASK, local(0.3), *options, "local")
     values = read_clients(tmp_path)["nll"]
     last = result.history[-1]
     assert values.mean() == pytest.approx(last["client_nll_mean"], rel=1e-5)

@@ -12,8 +12,7 @@ import fedoptax as fx
 import fedoptax.torch as ft
 from fedoptax.data.text import IGNORED
 from fedoptax.engine.batches import Minibatch
-from fedoptax.models.adapters import read_adapters
-from fedoptax.models.llama import read_config
+from fedoptax.models.llama import read_adapters, read_config
 from tiny_llama import conversations, write_text_task
 from torch_models import torch
 

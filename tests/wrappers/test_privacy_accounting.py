@@ -8,7 +8,7 @@ from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutRe
 from dp_accounting.rdp import RdpAccountant
 from scipy import integrate, optimize, stats
 
-from fedoptax.wrappers.accounting import epsilon
+from fedoptax.wrappers.privacy import epsilon
 
 DELTA = 1e-5
 

@@ -55,9 +55,7 @@ def fadamgc(
     def init_client(params: Tree) -> FAdamGCClient:
         return FAdamGCClient(tree.zeros_like(params), adam.init(params) if persists else ())
 
-    def client_update(
-        grad_fn: GradFn, message: FedOptMessage, client: FAdamGCClient, batches: Minibatches
-    ) -> ClientResult:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
         lr, correction = resolve_lr(client_lr, message.lr), tree.sub(message.shared, client.control)
 
         def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:

@@ -143,17 +143,16 @@ def fafed(
     check_choice("adaptive", adaptive, ("adam", "global", "adagrad_norm"))
     if initial_batches is not None:
         check_int("initial_batches", initial_batches)
-    power = tree.square if adaptive == "adam" else _square_norm
+
+    def power(g: Tree) -> Tree:
+        if adaptive == "adam":
+            return tree.square(g)
+        return tree.square_norm(g).astype(jax.tree.leaves(g)[0].dtype)  # in the dtype of the parameters
 
     def track(v: Tree, g: Tree) -> Tree:  # line 8
         return v + power(g) if adaptive == "adagrad_norm" else tree.ema(beta, v, power(g))
 
     return variance_reduced(lr, alpha, Preconditioner(power, track, rho), variant == "released", initial_batches)
-
-
-def _square_norm(g: Tree) -> jax.Array:
-    """‖g‖² in the dtype of the parameters."""
-    return tree.square_norm(g).astype(jax.tree.leaves(g)[0].dtype)
 
 
 class Preconditioner(NamedTuple):

@@ -35,11 +35,7 @@ class MomentState(NamedTuple):
 
 @dataclass(frozen=True)
 class MomentOptions:
-    """The common options of FedAdagrad, FedYogi and FedAdam, see `fedadam`.
-
-    Raises:
-      UsageError: a value is outside its range.
-    """
+    """The common options of FedAdagrad, FedYogi and FedAdam, see `fedadam`; checked when they are set."""
 
     tau: Number = 1e-3
     debias: bool = False

@@ -1,6 +1,7 @@
 """From the options of a command to a task, algorithms and the options of runs."""
 
 import inspect
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +17,7 @@ from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import RunError, UsageError
 from fedoptax.experiments.build import WRAPPERS, import_function
 from fedoptax.experiments.presets import PAPERS, Settings, choose_settings
-from fedoptax.experiments.run import split_options
+from fedoptax.experiments.record import split_options
 from fedoptax.storage.folder import prepare
 from fedoptax.tasks import TASKS, load_task, recipe_of
 from fedoptax.tasks.recipe import PARTITION_OPTIONS, PREFIX, TASK_OPTIONS, TEXT_PREFIX
@@ -44,6 +45,11 @@ def _set_up(options: ExperimentOptions, names: list[str], out: Path) -> tuple[Ta
         loaded = [] if sys.stderr.isatty() else [f"loaded {options.task}: {about}"]
         print(*(f"{line}\n" for line in (*loaded, *task.notes)), sep="", end="", file=sys.stderr, flush=True)
     return task, settings, with_task_defaults(options.task, task, run)
+
+
+def command_line() -> str:
+    """Return the command line of this process."""
+    return shlex.join(["fedoptax", *sys.argv[1:]])
 
 
 def note_rates(task: str, rates: Mapping[str, str]) -> None:

@@ -29,13 +29,11 @@ def cache_dir() -> Path:
 
 
 def cached(name: str, files: Sequence[Path], version: int, build: Callable[[ArrayWriter], None]) -> Arrays:
-    """Return the arrays that `build` makes of `files`, decoded once and cached, memory-mapped and read-only.
+    """Return the arrays that `build(writer)` writes from `files`, decoded once and cached, memory-mapped and read-only.
 
-    The cache may be deleted at any time; it is built again if it is damaged or a file has changed.
-
-    `build(writer)` reads the files and writes the arrays. The key is the `name` of the data set, with the reader's
-    options that change them; path, size and time of change of the files; and the reader's `version`. A file that cannot
-    be read, or a cache that cannot be written, is a `DataError`.
+    The cache may be deleted at any time; it is built again if it is damaged or a file has changed. Its key is the
+    `name` of the data set, with the reader's options that change the arrays; path, size and time of change of the
+    files; and the reader's `version`. A file that cannot be read, or a cache that cannot be written, is a `DataError`.
     """
     try:
         states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]

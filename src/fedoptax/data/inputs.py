@@ -35,11 +35,8 @@ def read_inputs(
 ) -> tuple[dict[str, np.ndarray], "pandas.DataFrame"]:
     """Read the examples in a file (.csv, .tsv, .parquet, .npz) or in a folder of images, in the order of their paths.
 
-    Also returns a table that identifies the examples: the other columns of a table, or the images' paths.
-
-    Raises:
-      UsageError: the file does not exist, or the model does not support its kind.
-      DataError: the file is broken, or lacks something; the message names it.
+    Also returns a table that identifies the examples: the other columns of a table, or the images' paths. A file that
+    does not exist, or of a kind that the model does not read, is a `UsageError`; one that is broken, a `DataError`.
     """
     import pandas as pd
 
@@ -78,15 +75,9 @@ def as_examples(
 ) -> dict[str, np.ndarray]:
     """Return examples in a model's form, `{field: array (n, …)}`.
 
-    Args:
-      x: arrays by field, or one array if the model has one field; a table with the model's columns, or with a column
-        `text`; or a list of texts.
-      inputs, fields: how the model's examples are read, see this module, and their form.
-      classes: the model's classes, which are the tokens of a model of text.
-      where: what messages call x.
-
-    Raises:
-      DataError: something is missing, of another shape, or not a number that the model's type can hold.
+    x is arrays by field, or one array if the model has one field; a table with the model's columns, or with a column
+    `text`; or a list of texts. The `classes` of a model of text are its tokens; messages call x `where`. What is
+    missing, of another shape, or not a number that the model's type can hold is a `DataError`.
     """
     if hasattr(x, "columns") and (schema := schema_of(inputs)) is not None:
         x = schema.encode(where, x)

@@ -85,10 +85,7 @@ def _first_lines(path: Path) -> list[str]:
 
 
 def check_columns(where: object, names: Iterable[Any], columns: Sequence[str]) -> None:
-    """Check that the `names` of a table or archive contain each of `columns` once, and that these differ.
-
-    Names that differ only by white space around them or by a byte order mark are the same.
-    """
+    """Check that the `names` of a table or archive contain each of `columns` once, up to white space around them."""
     known = Counter(str(name).replace("\ufeff", "").strip() for name in names)
     for name, uses in Counter(columns).items():
         if name not in names:

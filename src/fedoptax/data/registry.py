@@ -5,25 +5,19 @@ from typing import NamedTuple
 
 
 class File(NamedTuple):
-    """A file below the data set's folder, as its reader expects it.
-
-    `hash` is `"md5:…"` or `"sha256:…"`; `None` where only the archive it comes in has a published hash.
-    """
+    """A file below the data set's folder, as its reader expects it."""
 
     path: str
-    hash: str | None = None
+    hash: str | None = None  # "md5:…" or "sha256:…"; None where only the archive it comes in has a published hash
 
 
 class Download(NamedTuple):
-    """A downloadable file: `urls` are tried in order, `hash` is as in `File`.
-
-    `members` are the files to keep of an archive; empty if the readers use the file directly.
-    """
+    """A downloadable file."""
 
     name: str
-    urls: tuple[str, ...]
-    hash: str
-    members: tuple[File, ...] = ()
+    urls: tuple[str, ...]  # tried in order
+    hash: str  # as in `File`
+    members: tuple[File, ...] = ()  # the files to keep of an archive; empty if the readers use the file directly
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -32,14 +26,11 @@ class Download(NamedTuple):
 
 
 class DataSet(NamedTuple):
-    """A data set as it is published, or how to make it `by_hand` where it cannot be downloaded.
-
-    `counts` are numbers of a complete copy, such as `train_examples`; empty where copies differ.
-    """
+    """A data set as it is published."""
 
     downloads: tuple[Download, ...]
-    counts: Mapping[str, int]
-    by_hand: str = ""
+    counts: Mapping[str, int]  # of a complete copy, such as `train_examples`; empty where copies differ
+    by_hand: str = ""  # how to make it, where it cannot be downloaded
 
 
 def _each(urls: tuple[str, ...], files: Mapping[str, str]) -> tuple[Download, ...]:

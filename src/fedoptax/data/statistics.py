@@ -24,18 +24,13 @@ Sums = dict[str, np.ndarray]
 
 
 class Preparation(NamedTuple):
-    """How features are prepared: NaN is replaced by `fill`, then x becomes (x − shift) / scale; (features,) each.
-
-    Attributes:
-      target: the mean and the standard deviation of a number to predict; 0 and 1 for classes.
-      classes: the training examples of each class, (C,).
-    """
+    """The preprocessing of features: NaN becomes `fill`, then x becomes (x − shift) / scale; (features,) each."""
 
     fill: np.ndarray
     shift: np.ndarray
     scale: np.ndarray
-    target: tuple[float, float]
-    classes: np.ndarray
+    target: tuple[float, float]  # the mean and the standard deviation of a number to predict; 0 and 1 for classes
+    classes: np.ndarray  # the training examples of each class, (C,)
 
     def fill_in(self, x: np.ndarray) -> np.ndarray:
         """Return features, float32 (rows, features), without empty cells."""

@@ -168,7 +168,7 @@ def next_state(
 
     Clients without a reply count as if they had not been asked: |S| is the number of replies, at least as many as the
     aggregator needs, and the weights are renormalised over them. Where replies are stale the step is that of
-    `engine.round.asynchronous_round`.
+    `engine.variants.asynchronous_round`.
 
     Returns:
       The new state, the weighted mean training loss, and whether both are finite, also after one more such update.

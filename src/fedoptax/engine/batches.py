@@ -62,13 +62,11 @@ def client_batches(
     exact: bool = True,
     smallest: int = 0,
 ) -> Batches:
-    """Make the minibatches of one client in one round, each a `Minibatch` that is gathered when asked for.
+    """Make the minibatches of one client in one round, each a `Minibatch` that is gathered when it is needed.
 
-    Each epoch is a new permutation in ⌈n/b⌉ batches, the last one padded; a number of steps runs cyclically through one
-    permutation.
-
-    `examples` are the federation's flat arrays, (total, …) each; `offset` and `size` the client's first row and n, both
-    traced; `capacity` is the largest n in the federation. For `exact` and `smallest` see `permutation`.
+    Each epoch is a new permutation in ⌈n/b⌉ batches, the last one padded; a number of steps cycles through one
+    permutation. `examples` are the federation's flat arrays, (total, …) each; `offset` and `size` are the client's
+    first row and n, both traced; `capacity` is the largest n. For `exact` and `smallest` see `permutation`.
     """
     order_key, dropout_key = jax.random.split(key)
     lanes = jnp.arange(work.batch_size, dtype=jnp.int32)

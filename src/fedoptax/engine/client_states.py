@@ -50,8 +50,9 @@ class OnHost:
         leaves, self._structure = jax.tree.flatten(initial)
         self._initial = [np.asarray(leaf) for leaf in leaves]
         self._num_clients, (self._process, self._processes) = num_clients, place_among_all()
-        if self._processes > 1:
-            _return_freed_buffers()
+        if self._processes > 1:  # glibc returns large buffers when they are freed: a cohort's took 100 MB per process
+            with suppress(AttributeError, OSError, TypeError):  # another C library
+                ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
         owned = -(-num_clients // self._processes)
         self._seen = np.zeros(owned, bool)
         # pages of which no row is written take no memory; Linux's large ones are of 2 MB
@@ -116,20 +117,11 @@ class OnHost:
         return [[self._num_clients], *[[*leaf.shape, str(leaf.dtype)] for leaf in self._initial]]
 
 
-def _return_freed_buffers() -> None:
-    """Make glibc return large buffers when they are freed: those of a cohort took 100 MB of each process."""
-    with suppress(AttributeError, OSError, TypeError):  # another C library
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
-
-
 ClientStates = OnDevice | OnHost
 
 
 def choose_place(choice: str, elsewhere: str, nbytes: int, devices: int = 1) -> str:
-    """Return `choice`; for `"auto"`, the device if the bytes fit, else `elsewhere`.
-
-    Each device of a mesh has all of them.
-    """
+    """Return `choice`; for `"auto"`, the device if the bytes fit on each of `devices`, else `elsewhere`."""
     if choice != "auto":
         return choice
     # a device without memory of its own has its share of the host's

@@ -21,18 +21,16 @@ from fedoptax.tasks.task import Task
 
 
 class DeviceData(NamedTuple):
-    """The program's data: flat training arrays, offsets and sizes of the clients, batched held-out arrays.
+    """The program's data: of all N clients, or with `plan.examples = "stream"` of the one round's cohort.
 
-    The clients are all N. With `plan.examples = "stream"` they are those of the one round's cohort, and the arrays have
-    a row for each device of the mesh, which holds the examples of the clients that it trains. `frozen` are the
-    arrays of `Task.frozen`.
+    The streamed examples have a row for each device of the mesh, with those of the clients that it trains.
     """
 
-    examples: dict[str, jax.Array]
-    offsets: jax.Array
+    examples: dict[str, jax.Array]  # flat training arrays
+    offsets: jax.Array  # of the clients in them
     sizes: jax.Array
     held_out: dict[str, EvaluationData]
-    frozen: Any = ()
+    frozen: Any = ()  # the arrays of `Task.frozen`
 
 
 @lru_cache(maxsize=4)

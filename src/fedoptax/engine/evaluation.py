@@ -78,15 +78,14 @@ def evaluate(
 ) -> dict[str, jax.Array]:
     """Evaluate a model; on a mesh of devices each evaluates its part of the batches.
 
-    With `is_stacked`, `params` are models (N, …) of the clients, each evaluated on its client's examples; those of
-    nobody, or of others who did not train, count for nothing.
+    With `is_stacked`, `params` are the clients' models (N, …), each evaluated on its client's examples; the examples of
+    clients who do not train are left out.
 
     Returns:
-      `test_NAME` for every metric over all test examples; `val_NAME` likewise over the validation examples. Where
-      clients have held-out examples of their own (see `part_by_client`), of the primary metric also `client_NAME_mean`,
-      `client_NAME_spread` (the standard deviation) and `client_NAME_worst_decile` (the mean over the worst tenth of the
-      clients, at least one), every client of whose examples the metric is defined counting once; where clients have
-      names, also `worst_client`, the number of the one with the worst metric.
+      `test_NAME` and `val_NAME` for every metric over all test and validation examples. Where clients have held-out
+      examples (see `part_by_client`), also the mean of the primary metric over the clients, `client_NAME_mean`, its
+      standard deviation, `client_NAME_spread`, and the mean over the worst tenth of them, at least one,
+      `client_NAME_worst_decile`; where clients have names, the number of the worst one, `worst_client`.
 
     Raises:
       UsageError: of stacked models, if no client that trains has held-out examples.
@@ -100,10 +99,11 @@ def evaluate(
         values = metric_values(task, _total(sums))
         columns |= {str(Column(part, name)): value for name, value in values.items()}
         if part == part_by_client(task) and values:
-            name, summary = client_summary(task, sums)
+            name, by_client, higher = client_values(task, sums)
+            summary = summarize(by_client, higher)
             columns |= {str(Column("client", name, what)): value for what, value in summary.items()}
             if task.client_names is not None:
-                columns[WORST] = worst_client(task, sums)
+                columns[WORST] = worst_client(by_client, higher)
     if is_stacked and not columns:
         raise UsageError(f"task '{task.name}' must have test or validation examples of clients that train")
     return columns
@@ -178,11 +178,7 @@ def column_names(task: Task, params: Tree, data: Mapping[str, EvaluationData]) -
 
 @lru_cache(maxsize=16)
 def describe_metrics(task: Task) -> dict[str, Metric]:
-    """Return the task's metrics by name, their values as structs, without computing anything.
-
-    Raises:
-      UsageError: they are not what `Task.metrics` must return, or `primary_metric` is none of them.
-    """
+    """Return the metrics by name, without computing anything; other than `Task` describes, they are a `UsageError`."""
     size = 2  # of one example a mean over the batch would pass for its row
     form = {"mask": jax.ShapeDtypeStruct((size,), np.dtype(bool))}
     for name, array in (task.test or task.validation or task.clients.examples).items():
@@ -230,11 +226,11 @@ def initial_loss(task: Task, seed: int, examples: int) -> float:
     return float(jit(task, loss, compiler_options=quick_options())())
 
 
-def client_summary(task: Task, sums: Sums) -> tuple[str, dict[str, jax.Array]]:
-    """Return the primary metric's name, and its mean, spread and worst decile over the owners of `sums`."""
+def client_values(task: Task, sums: Sums) -> tuple[str, jax.Array, bool]:
+    """Return the primary metric's name, its value for each owner of `sums`, and whether more is better."""
     name = primary_metric(task)
     values = jax.vmap(partial(metric_values, task))(sums)[name]
-    return name, summarize(values, describe_metrics(task)[name].higher_is_better)
+    return name, values, describe_metrics(task)[name].higher_is_better
 
 
 def summarize(values: jax.Array, higher_is_better: bool) -> dict[str, jax.Array]:
@@ -250,11 +246,9 @@ def summarize(values: jax.Array, higher_is_better: bool) -> dict[str, jax.Array]
     return {name: jnp.where(jnp.any(present), value, jnp.nan) for name, value in summary.items()}
 
 
-def worst_client(task: Task, sums: Sums) -> jax.Array:
-    """Return the number of the owner whose primary metric is worst, float32 as rows hold it; NaN if none has one."""
-    name = primary_metric(task)
-    values = jax.vmap(partial(metric_values, task))(sums)[name]
-    worst_first = values if describe_metrics(task)[name].higher_is_better else -values
+def worst_client(values: jax.Array, higher_is_better: bool) -> jax.Array:
+    """Return the place of the worst of `values` (clients,), float32 as rows hold it; NaN if all are NaN."""
+    worst_first = values if higher_is_better else -values
     worst = jnp.argmin(jnp.where(jnp.isnan(values), jnp.inf, worst_first)).astype(jnp.float32)
     return jnp.where(jnp.all(jnp.isnan(values)), jnp.nan, worst)
 
@@ -319,11 +313,7 @@ def _total(sums: Sums) -> Sums:
 
 
 def metric_values(task: Task, sums: Sums) -> dict[str, jax.Array]:
-    """Return every metric of its sums.
-
-    Raises:
-      UsageError: a metric's result is not one number.
-    """
+    """Return every metric of its sums; a result that is not one number is a `UsageError`."""
     values = {}
     for name, metric in describe_metrics(task).items():
         values[name] = metric.result(*sums[name]) if metric.is_collected else metric.result(sums[name])

@@ -73,9 +73,7 @@ class Outcome(NamedTuple):
 
 
 @jax.jit
-def sample_outcomes(
-    rates: Rates, key: jax.Array, round: jax.Array | int, cohort: jax.Array, steps: jax.Array
-) -> Outcome:
+def sample_outcomes(rates: Rates, key: jax.Array, round: Any, cohort: jax.Array, steps: jax.Array) -> Outcome:
     """Sample what happens to a cohort, int32 (S,), whose clients take so many local steps, int32 (S,), in a round."""
     round_key = jax.random.fold_in(jax.random.fold_in(key, 4), round)
 

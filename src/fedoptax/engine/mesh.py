@@ -62,15 +62,10 @@ def over_mesh(program: Callable[..., Tree], devices: int, in_specs: Any = EVERYW
 
 
 def replicate(x: Tree, devices: int) -> Tree:
-    """Put the arrays of `x`, the same in every process, on each of the devices, unless they are already there.
-
-    Of an array's shape, a `ShapeDtypeStruct`, it makes the shape with its place.
-    """
+    """Put the arrays of `x`, the same in every process, on each of the devices, unless they are already there."""
     place = NamedSharding(make_mesh(devices), EVERYWHERE)
 
     def put(a: Any) -> Any:
-        if isinstance(a, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place)
         if isinstance(a, jax.Array) and isinstance(a.sharding, NamedSharding) and a.sharding.mesh == place.mesh:
             return a
         if isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
@@ -102,9 +97,9 @@ def share_cohort(
     is_mean: bool,
     is_uneven: bool,
 ) -> Callable[..., tuple[Tree, Tree]]:
-    """Make a `TrainCohort` of which each device does its share, from the one of a single device.
+    """Divide the training of a cohort, `train_cohort` on one device, among the devices.
 
-    `assign` gives the members of each device by their steps, see `assign_clients`; `is_mean` says whether what members
+    `assign` gives the members of each device by their steps, see `assign_clients`; `is_mean` is whether what members
     send is added up, `is_uneven` whether they take different numbers of steps.
     """
 

@@ -30,33 +30,19 @@ Check = Callable[[str, Any], Any]
 
 @dataclass(frozen=True)
 class Option:
-    """The description of an option, besides its name, type and default.
+    """The description of an option, besides its name, type and default."""
 
-    Attributes:
-      help: for `--help` and for the docstring.
-      group: its heading in `--help`.
-      check: checks a value; None is only checked if the default is not None.
-      default_text: describes the default if the field's default does not.
-      metavar: the value's name in `--help`.
-      flags: for the command line, if not the field's name.
-      in_config: whether config.json has it `"always"`, `"if set"` (not to the default) or `"never"`.
-      needs: the option without which this one has no effect; config.json has it only together with that.
-      may_change: whether a resumed run may have another value.
-      changes_result: whether reports separate runs that differ in it.
-      none: replaces None in the settings of a deployment, which have no null.
-    """
-
-    help: str
-    group: str = "Output"
-    check: Check | None = None
-    default_text: str = ""
-    metavar: str | None = None
-    flags: tuple[str, ...] = ()
-    in_config: str = "if set"
-    needs: str = ""
-    may_change: bool = False
-    changes_result: bool = True
-    none: Any = None
+    help: str  # for `--help` and for the docstring
+    group: str = "Output"  # its heading in `--help`
+    check: Check | None = None  # of a value; None is only checked if the default is not None
+    default_text: str = ""  # describes the default if the field's default does not
+    metavar: str | None = None  # the value's name in `--help`
+    flags: tuple[str, ...] = ()  # for the command line, if not the field's name
+    in_config: str = "if set"  # config.json has it "always", "if set" (not to the default) or "never"
+    needs: str = ""  # the option without which this one has no effect, and is not in config.json
+    may_change: bool = False  # whether a resumed run may have another value
+    changes_result: bool = True  # whether reports separate runs that differ in it
+    none: Any = None  # replaces None in the settings of a deployment, which have no null
 
 
 OF_TASK = {"default_text": "the task's", "in_config": "always"}
@@ -253,8 +239,3 @@ class RunOptions(RoundOptions):
         may_change=True)  # fmt: skip
     engine: str = of_hardware("compiled", "compiled, or eager (plain Python with the same result, for debugging).",
         _one_of("compiled", "eager"), in_config="never", may_change=True)  # fmt: skip
-
-    @property
-    def looks_at_evaluations(self) -> bool:
-        """Whether each evaluation is used at once, so that calls into the program must end with it."""
-        return self.keep is not None or self.stop_after is not None or self.client_metrics

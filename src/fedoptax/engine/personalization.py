@@ -13,7 +13,7 @@ from fedoptax._files import finite_or_none
 from fedoptax.algorithm import Tree, local_steps
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.data import DeviceData, device_data
-from fedoptax.engine.evaluation import Sums, client_evaluation, client_summary, held_out, part_by_client
+from fedoptax.engine.evaluation import Sums, client_evaluation, client_values, held_out, part_by_client, summarize
 from fedoptax.engine.mesh import AXIS, over_mesh, replicate
 from fedoptax.engine.options import RunOptions, parse_personalize
 from fedoptax.engine.plan import Plan, runs_sequentially
@@ -26,11 +26,7 @@ KEY = 3  # folded into a run's key, after those of the parameters, the rounds an
 
 
 def clients_with_held_out(task: Task) -> tuple[str, np.ndarray]:
-    """Return the part of which clients that train have examples, and these clients, increasing.
-
-    Raises:
-      UsageError: there are none.
-    """
+    """Return the part of which clients that train have examples, and these, increasing; a `UsageError` without any."""
     part = part_by_client(task)
     owners = np.unique(np.asarray(held_out(task, part)[1])) if part is not None else np.arange(0)
     clients = owners[owners < task.clients.num_clients]
@@ -45,8 +41,7 @@ def clients_with_held_out(task: Task) -> tuple[str, np.ndarray]:
 def with_rate(options: RunOptions, task: Task, hyperparameters: Mapping[str, Any]) -> RunOptions:
     """Return options with a learning rate in `personalize`: that of the option, else the last round's `client_lr`.
 
-    Raises:
-      UsageError: there is no `client_lr`, or no client that trains has held-out examples.
+    Without a rate, or a client that trains and has held-out examples, it is a `UsageError`.
     """
     if options.personalize is None:
         return options
@@ -63,12 +58,9 @@ def with_rate(options: RunOptions, task: Task, hyperparameters: Mapping[str, Any
 def personalize(task: Task, params: Tree, plan: Plan, text: str, key: jax.Array) -> dict[str, Any]:
     """Evaluate every client's held-out examples with a model, before and after local SGD steps on the client.
 
-    `text` is `STEPS:LR`. The steps are on the client's training examples, in minibatches of the plan's size; `key` is
-    the run's.
-
-    Returns:
-      As summary.json has it: `steps`, `client_lr`, `metric`, the number of `clients`, and `before` and `after`, each
-      with mean, spread and worst decile of the primary metric over the clients; None for what is not finite.
+    `text` is `STEPS:LR`; the steps take minibatches of the plan's size; `key` is the run's. The result, as summary.json
+    has it: `steps`, `client_lr`, `metric`, the number of `clients`, and `before` and `after`, each with mean, spread
+    and worst decile of the primary metric over the clients, None for what is not finite.
     """
     (part, clients), (steps, lr) = clients_with_held_out(task), parse_personalize(text)
     padded = np.resize(clients, -(-len(clients) // plan.mesh) * plan.mesh).astype(np.int32)
@@ -78,8 +70,9 @@ def personalize(task: Task, params: Tree, plan: Plan, text: str, key: jax.Array)
     for when, sums in zip(
         ("before", "after"), jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[: len(clients)]), both)
     ):
-        metric, summary = client_summary(task, sums)
+        metric, by_client, higher = client_values(task, sums)
         result["metric"] = str(Column(part, metric))
+        summary = summarize(by_client, higher)
         result[when] = {name: finite_or_none(float(value)) for name, value in summary.items()}
     return result
 

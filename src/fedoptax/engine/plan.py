@@ -22,26 +22,20 @@ SMALL_MODEL, SMALL_COHORT = 10_000, 128  # parameters and clients: below, one CP
 
 @dataclass(frozen=True)
 class Plan:
-    """How each round is run: `RunOptions` as `make_plan` decides them. Equal plans share a compiled program.
-
-    The program holds the states and the examples of all clients, or those of one cohort if `client_states` is `"host"`
-    and `examples` is `"stream"`; with a `concurrency`, in asynchronous rounds, as many messages. `faults` is whether
-    clients may fail; how often is an argument of the program. `gradients_per_step` and `exchanges` are those of
-    the algorithm.
-    """
+    """How each round is run: `RunOptions` as `make_plan` decides them. Equal plans share a compiled program."""
 
     cohort_size: int
     work: LocalWork
     weighting: str = "examples"
     client_loop: str = "auto"
-    client_states: str = "device"
-    examples: str = "device"
-    faults: bool = False
+    client_states: str = "device"  # or "host": the program holds those of one cohort
+    examples: str = "device"  # or "stream": those of one cohort
+    faults: bool = False  # whether clients may fail; how often is an argument of the program
     aggregate: Aggregator = MEAN
     mesh: int = 1
-    gradients_per_step: int = 1
-    concurrency: int | None = None
-    exchanges: int = 1
+    gradients_per_step: int = 1  # of the algorithm
+    concurrency: int | None = None  # in asynchronous rounds: the number of messages in use
+    exchanges: int = 1  # of the algorithm
 
     @property
     def has_outcomes(self) -> bool:

@@ -24,8 +24,9 @@ from fedoptax.engine.faults import COUNTS, Rates
 from fedoptax.engine.mesh import BY_DEVICE, EVERYWHERE, over_mesh, replicate
 from fedoptax.engine.options import is_evaluated
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.round import RoundInput, asynchronous_round, checked_round, plain_round
+from fedoptax.engine.round import RoundInput, plain_round
 from fedoptax.engine.sampling import random_settings
+from fedoptax.engine.variants import asynchronous_round, checked_round
 from fedoptax.engine.xla import Compiled, as_bits, quick_options
 from fedoptax.errors import UsageError, check_output, shorten
 from fedoptax.tasks.task import Task, jit
@@ -35,41 +36,33 @@ MakeAlgorithm = Callable[..., FedAlgorithm]
 
 
 class Advance(NamedTuple):
-    """The result of some rounds: the states, the rounds done, whether all is finite, and a table of the rounds.
-
-    `rows`, (MAX_ROUNDS, columns), has the program's columns as bits of float32 (`as_bits`); NaN is what is not known.
-    """
+    """The result of some rounds."""
 
     server: Tree
     clients: Tree
-    round: jax.Array
-    finite: jax.Array
-    rows: jax.Array
+    round: jax.Array  # the number of rounds done
+    finite: jax.Array  # whether loss and states are
+    rows: jax.Array  # (MAX_ROUNDS, columns), bits of float32 (`as_bits`); NaN is what is not known
 
 
 @dataclass(frozen=True)
 class Program:
     """An algorithm on a task, ready to run; made by `program`, compiled at the first call.
 
-    Attributes:
-      start: `(hypers, key) -> (server, client)`, the server's state and every client's state before round 0.
-      advance: `(hypers, server, clients, data, key, start, stop, evaluations, last, rates, schedule) -> Advance`,
-        rounds start…stop−1; `clients` are the states of all N clients, stacked, or with `plan.client_states = "host"`
-        those of the cohort of the one round that is run; `rates` are `Faults.rates`. In asynchronous rounds `clients`
-        are the messages in use, and `schedule` is the `Schedule` from `start` on, of MAX_ROUNDS rows.
-      columns: the names of the columns of an `Advance`'s rows.
-      bytes_down, bytes_up: bytes of the message to, and the upload from, one client in one round.
-      num_params: numbers in the model.
-      compile_seconds: spent on tracing and compiling `advance`; 0 before its first call.
+    `start(hypers, key) -> (server, client)` are the server's state and every client's state before round 0.
+    `advance(hypers, server, clients, data, key, start, stop, evaluations, last, rates, schedule)` does the rounds
+    start…stop−1. `clients` are the states of all N clients, stacked, or with `plan.client_states = "host"` those of the
+    cohort of the one round that is run; `rates` are `Faults.rates`. In asynchronous rounds `clients` are the messages
+    in use, and `schedule` is the `Schedule` from `start` on, of MAX_ROUNDS rows.
     """
 
     start: Callable[..., tuple[Tree, Tree]]
     advance: Callable[..., Advance]
-    columns: tuple[str, ...]
-    bytes_down: int
-    bytes_up: int
-    num_params: int
-    compile_seconds: Callable[[], float]
+    columns: tuple[str, ...]  # the names of the columns of an `Advance`'s rows
+    bytes_down: int  # of the message to one client in one round
+    bytes_up: int  # of its upload
+    num_params: int  # numbers in the model
+    compile_seconds: Callable[[], float]  # spent on tracing and compiling `advance`; 0 before its first call
 
 
 @dataclass(frozen=True)
@@ -110,10 +103,7 @@ class Point:
 
 
 def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[str, ...] = ()) -> Program:
-    """Build the program of `make_algorithm(**hypers)` on `task`; `names` are the hyper-parameters left free.
-
-    The same arguments give the same program, compiled once: seeds and points of a sweep share it.
-    """
+    """Build the program of `make_algorithm(**hypers)` on `task`; `names` are the free ones. Equal calls share it."""
     return _program(task, make_algorithm, plan, names, tuple(random_settings().values()))
 
 

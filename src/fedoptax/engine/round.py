@@ -1,10 +1,7 @@
 """The round: a cohort, its local training, the mean of the uploads, the server's update.
 
-Beside the plain round stand the one in which clients fail and uploads are rejected, and the one of clients that each
-work at their own pace. `engine.mesh` has the cohort that several devices share.
-
-`engine.schedule` plans whose uploads arrive for each asynchronous step. For SGD at the server the step is that of
-FedBuff (Nguyen et al. 2022), the mean of s(τᵢ) Δᵢ; for uploads of parameters it is FedAsync's mixing (Xie et al. 2019).
+`engine.variants` has the rounds in which clients fail or work at their own pace, `engine.mesh` the cohort that several
+devices share.
 """
 
 from collections.abc import Callable
@@ -15,11 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import BatchList, Cohort, FedAlgorithm, Tree, accumulate_result, cond, decoded
-from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, Sent, stacked
+from fedoptax.algorithm import BatchList, Cohort, FedAlgorithm, Tree, accumulate_result, decoded
+from fedoptax.engine.aggregation import Mean, Sent, stacked
 from fedoptax.engine.batches import client_batches, count_local_steps, task_grad_fn
 from fedoptax.engine.data import DeviceData, local_data
-from fedoptax.engine.faults import COUNTS, Rates, sample_outcomes, virtual_seconds
+from fedoptax.engine.faults import Rates
 from fedoptax.engine.mesh import share_cohort
 from fedoptax.engine.plan import Plan, assign_cohort, is_uneven, runs_sequentially
 from fedoptax.engine.sampling import round_key, sample_cohort
@@ -32,25 +29,15 @@ OUT_OF_RANGE = 2**31 - 1
 
 
 class Member(NamedTuple):
-    """A client of a round's cohort, or all of them stacked.
+    """A client of a round's cohort, or all of them stacked."""
 
-    Attributes:
-      client: its number in the federation.
-      place: where its examples are in the data.
-      row: where its state is among the states.
-      steps: the number of its local steps.
-      weight: of its upload; the cohort's sum to 1.
-      outcome: its `Outcome`, in a round that checks uploads; else None.
-      slot: where the message is kept that it was sent, in an asynchronous round; else None.
-    """
-
-    client: jax.Array
-    place: jax.Array
-    row: jax.Array
-    steps: jax.Array
-    weight: jax.Array
-    outcome: Any = None
-    slot: Any = None
+    client: jax.Array  # its number in the federation
+    place: jax.Array  # of its examples in the data
+    row: jax.Array  # of its state among the states
+    steps: jax.Array  # the number of its local steps
+    weight: jax.Array  # of its upload; the cohort's sum to 1
+    outcome: Any = None  # its `Outcome`, in a round that checks uploads
+    slot: Any = None  # the place of the message that it received, in an asynchronous round
 
 
 class RoundInput(NamedTuple):
@@ -100,65 +87,6 @@ def plain_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool 
         upload, loss = accumulate_result(total, form)
         new_server = algorithm.server_update(server, upload, Cohort(plan.cohort_size, task.num_clients))
         return finish(server, new_server, loss, clients, members.row, results.state)
-
-    return run
-
-
-def checked_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool = False) -> RunRound:
-    """Make the round in which members fail at some rates.
-
-    The upload of a member that fails, or that is not finite, does not count: weights are renormalised over the others,
-    |S| is their number, and its client's state stays. A round with fewer uploads than the aggregator needs changes
-    nothing.
-    """
-    prepare = plan.aggregate.prepare if isinstance(plan.aggregate, Mean) else lambda upload: upload
-
-    def train_member(member: Member, state: Tree, train: Any, forms: Tree) -> tuple[Sent, MemberResult]:
-        answers = member.outcome.answers
-        (upload, loss), new_state = cond(answers, train, partial(tree.zeros_like, forms))
-        accepted = answers & jnp.isfinite(loss) & all_finite(upload)
-        return Sent(prepare(upload), loss), MemberResult(tree.select(accepted, new_state, state), accepted)
-
-    train_cohort = cohort_training(task, algorithm, plan, is_eager, train_member)
-
-    def run(server: Tree, clients: Tree, inputs: RoundInput) -> RoundResult:
-        members, message = members_of(task, plan, inputs), algorithm.broadcast(server)
-        outcome = sample_outcomes(inputs.rates, inputs.key, inputs.round, members.client, members.steps)
-        members = members._replace(outcome=outcome)
-        sent, (states, accepted), form = train_cohort(inputs, members, clients, lambda member: message)
-        total, weight = _combine(plan.aggregate, members, sent, accepted, form)
-        upload, loss = accumulate_result(total, form)
-        count = jnp.sum(accepted)
-        is_enough = (count >= plan.aggregate.min_uploads) & (weight > 0)
-        new_server = algorithm.server_update(server, upload, Cohort(count, task.num_clients))
-        result = finish(server, new_server, loss, clients, members.row, states, is_enough)
-        counts = [jnp.sum(a) for a in (accepted, outcome.dropped, outcome.late, outcome.answers & ~accepted)]
-        counted = dict(zip(COUNTS, counts)) | {"virtual_seconds": virtual_seconds(inputs.rates, outcome)}
-        return result._replace(columns=result.columns | jax.tree.map(as_bits, counted))
-
-    return run
-
-
-def asynchronous_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool = False) -> RunRound:
-    """Make the round of the uploads in `arrivals`.
-
-    In place of the clients' states, which keep nothing, are the messages that were sent and are still in use, stacked:
-    each member trains from its own. With s̄ the mean of the uploads' staleness weights, the server moves by the share s̄
-    of its step, (1 − s̄)·old + s̄·new.
-    """
-    train_cohort = cohort_training(task, algorithm, plan, is_eager)
-
-    def run(server: Tree, messages: Tree, inputs: RoundInput) -> RoundResult:
-        arrivals: Any = inputs.arrivals
-        members = members_of(task, plan, inputs)
-        messages = put_rows(messages, jnp.asarray(arrivals.slot), algorithm.broadcast(server))
-        weights, share = discount_weights(members.weight, arrivals.weights)
-        members = members._replace(weight=weights, slot=jnp.asarray(arrivals.slots))
-        total, _, form = train_cohort(inputs, members, (), lambda member: tree.take(messages, member.slot))
-        upload, loss = accumulate_result(total, form)
-        step = algorithm.server_update(server, upload, Cohort(plan.cohort_size, task.num_clients))
-        result = finish(server, interpolate_state(share, server, step), loss, (), members.row, ())
-        return result._replace(clients=messages)
 
     return run
 
@@ -281,19 +209,8 @@ def all_finite(x: Tree) -> jax.Array:
     return jnp.all(jnp.array([jnp.isfinite(s) for s in sums], bool))
 
 
-def _combine(
-    aggregator: Aggregator, members: Member, sent: Sent, accepted: jax.Array, form: Sent
-) -> tuple[Sent, jax.Array]:
-    """Combine the accepted uploads; return with the result the sum of their weights."""
-    weight = jnp.sum(jnp.where(accepted, members.weight, 0))
-    if isinstance(aggregator, Mean):
-        return aggregator.divide(sent, jnp.maximum(weight, jnp.finfo(weight.dtype).tiny), form), weight
-    upload = aggregator.combine(sent.upload, members.weight, accepted)
-    return Sent(upload, MEAN.combine(sent.loss, members.weight, accepted)), weight
-
-
 def discount_weights(weights: Any, by_staleness: Any) -> tuple[jax.Array, jax.Array]:
-    """The weights of late uploads, which sum to 1 as `weights` do, and 1 − s̄, see `asynchronous_round`."""
+    """The weights of late uploads, which sum to 1 as `weights` do, and 1 − s̄, see `variants.asynchronous_round`."""
     old_share = jnp.sum(weights * (1 - by_staleness))
     return weights * by_staleness / (1 - old_share), old_share
 

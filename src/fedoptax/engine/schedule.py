@@ -20,23 +20,14 @@ _STREAM = 5  # of the seed, beside those of `engine.sampling` and `engine.faults
 
 
 class Schedule(NamedTuple):
-    """The server steps of an asynchronous run, one row per step; R steps over the uploads of S clients each.
+    """The server steps of an asynchronous run, one row per step; R steps over the uploads of S clients each."""
 
-    Attributes:
-      clients: whose uploads make the step, int32 (R, S), increasing, none twice.
-      staleness: steps of the server since each of them was sent its model, int32 (R, S).
-      weights: of the uploads by their staleness s, (1 + s)^−exponent, (R, S).
-      slots: where the message is kept that each of them was sent, int32 (R, S).
-      slot: where the message is kept that is sent during this step, int32 (R,).
-      seconds: virtual time since the step before, (R,).
-    """
-
-    clients: np.ndarray
-    staleness: np.ndarray
-    weights: np.ndarray
-    slots: np.ndarray
-    slot: np.ndarray
-    seconds: np.ndarray
+    clients: np.ndarray  # whose uploads make the step, int32 (R, S), increasing, none twice
+    staleness: np.ndarray  # steps of the server since each of them received its model, int32 (R, S)
+    weights: np.ndarray  # of the uploads by their staleness s, (1 + s)^−exponent, (R, S)
+    slots: np.ndarray  # the place of the message that each of them received, int32 (R, S)
+    slot: np.ndarray  # the place of the message that is sent during this step, int32 (R,)
+    seconds: np.ndarray  # virtual time since the step before, (R,)
 
 
 def make_schedule(
@@ -45,16 +36,10 @@ def make_schedule(
     """Plan the server steps of FedBuff (Nguyen et al. 2022, Algorithm 1).
 
     `concurrency` clients work at any time. One that finishes is replaced by one drawn uniformly from those that neither
-    work nor wait in the buffer; if there is none, its place stays empty until the next step. Every `buffer` uploads the
-    server makes a step. More rounds begin with the same rows.
-
-    Args:
-      seconds: how long each of the N clients works for an upload, (N,).
-      buffer: S, uploads per step.
-      concurrency: number of clients that train at a time, at most N; as many messages are in memory.
-      rounds: R, steps.
-      seed: of the sampling.
-      exponent: of the weights.
+    work nor wait in the buffer; if there is none, its place stays empty until the next step. After every S = `buffer`
+    uploads the server makes a step, R = `rounds` times; a schedule of more rounds begins with the same rows. `seconds`
+    (N,) is how long each client works for an upload, `exponent` that of the weights. `concurrency` is at most N, and as
+    many messages are in memory.
     """
     rng, durations = np.random.default_rng([seed, _STREAM]), seconds.tolist()
     free, working, slot_of = list(range(len(durations))), list[tuple[float, int, int]](), dict[int, int]()
@@ -88,11 +73,7 @@ def staleness_weights(staleness: np.ndarray, exponent: float) -> np.ndarray:
 
 
 def client_speeds(speeds: str, key: jax.Array, num_clients: int) -> np.ndarray:
-    """Return the virtual seconds of a local step of each client, (N,), for `RunOptions.speeds`.
-
-    Raises:
-      DataError: a table lacks a client, or a time is not above 0.
-    """
+    """Return the virtual seconds of each client's local step, (N,); a table that lacks some is a `DataError`."""
     parsed = parse_speeds(speeds)
     if parsed == 0:
         return np.ones(num_clients, np.float32)

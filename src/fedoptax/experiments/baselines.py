@@ -1,44 +1,64 @@
-"""The baselines: each client alone (`local`, in the rounds in which it is sampled), and all data in one place.
+"""Rounds of clients with models of their own: of personal parameters, and of the baselines.
 
-Both see the cohorts of the seed and do as many gradients as FedAvg would. Every client's held-out examples are
-evaluated with the model that the client would use.
+The baselines are each client alone (`local`, in the rounds in which it is sampled), and all data in one place
+(`centralized`). Both see the cohorts of the seed and do as many gradients as FedAvg would.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
+import jax
 import numpy as np
 
-from fedoptax.algorithm import FedAlgorithm, Tree
+from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
-from fedoptax.engine.plan import RunOptions
-from fedoptax.engine.program import Point
-from fedoptax.experiments.result import RunResult
-from fedoptax.experiments.rounds import OwnModels
-from fedoptax.experiments.run import Record, simulate
-from fedoptax.tasks.task import Task
-
-Simulate = Callable[[Task, FedAlgorithm | Point, RunOptions, Record], RunResult]
-
-
-def find_simulation(name: str) -> Simulate:
-    """Return the function that runs an algorithm of this name: `simulate`, or that of a baseline."""
-    return {"local": run_local, "centralized": run_centralized}.get(name, simulate)
+from fedoptax.engine.client_states import OnDevice
+from fedoptax.engine.evaluation import evaluate, evaluate_clients, evaluation_data
+from fedoptax.engine.mesh import to_first_device
+from fedoptax.engine.plan import Plan, RunOptions
+from fedoptax.engine.program import MAX_ROUNDS, Point
+from fedoptax.experiments.rounds import Simulation, Step, without_held_out
+from fedoptax.tasks.task import Task, jit
 
 
-def run_local(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, record: Record) -> RunResult:
-    """Run every client alone; the final parameters are those of all clients, stacked."""
-    return simulate(task, algorithm, options, record, Baseline)
+class OwnModels(Simulation):
+    """Rounds of clients with separate models, each evaluated on the held-out examples of its client."""
 
+    def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
+        super().__init__(without_held_out(task), point, replace(options, speeds=None), plan)
+        self._whole, self._held_out = task, evaluation_data(task)
+        self._is_stacked = task.clients.num_clients > 1
+        self._evaluate = jit(task, partial(evaluate, task, is_stacked=self._is_stacked))
+        form = jax.eval_shape(self.models)
+        self._columns = sorted(jax.eval_shape(self._evaluate, form, self._held_out) if self._held_out else ())
 
-def run_centralized(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, record: Record) -> RunResult:
-    """Run one client that holds all examples, with the local steps of a whole cohort in each round."""
-    steps = np.ceil(task.clients.sizes / options.batch_size).mean() * options.local_epochs
-    steps = options.cohort_size * (steps if options.local_steps is None else options.local_steps)
-    options = replace(options, cohort_size=1, local_steps=max(1, round(steps)), mesh=1, secure_aggregation=None)
-    return simulate(_pool(task), algorithm, options, record, Baseline)
+    def advance(self, done: int) -> Step:
+        """Do the rounds until the next evaluation, and evaluate."""
+        due = self._next_evaluation(done)
+        is_whole = isinstance(self.clients, OnDevice) and self._plan.examples == "device"
+        self._length = min(due - done, MAX_ROUNDS) if is_whole else 1  # else a call has the data of one cohort
+        step = super().advance(done)
+        for row in step.rows:
+            row |= dict.fromkeys(self._columns)
+            if row["round"] == due and self._held_out:
+                values = jax.device_get(self._evaluate(self.models(), self._held_out))
+                row |= self._with_name({name: float(values[name]) for name in self._columns})
+        return step
+
+    def models(self) -> Tree:
+        """Return the clients' models, stacked, or the one if there is one client."""
+        if isinstance(self.clients, OnDevice):
+            states = to_first_device(self.clients.tree) if self._plan.mesh > 1 else self.clients.tree
+        else:
+            states = self.clients.of(np.arange(self._whole.num_clients))
+        if (client_params := self._algorithm.client_params) is not None:
+            server = to_first_device(self.server) if self._plan.mesh > 1 else self.server
+            states = jax.vmap(client_params, (None, 0))(server, states)
+        return states if self._is_stacked else jax.tree.map(lambda a: a[0], states)
+
+    def _measure_clients(self, params: Tree) -> dict[str, np.ndarray]:
+        return evaluate_clients(self._whole, self.models(), self._is_stacked)
 
 
 class Baseline(OwnModels):
@@ -53,7 +73,15 @@ class Baseline(OwnModels):
         return self.models()
 
 
+def pool(task: Task, options: RunOptions) -> tuple[Task, RunOptions]:
+    """Return the task of one client that holds all examples, with the local steps of a whole cohort in each round."""
+    steps = np.ceil(task.clients.sizes / options.batch_size).mean() * options.local_epochs
+    steps = options.cohort_size * (steps if options.local_steps is None else options.local_steps)
+    steps = max(1, round(steps))
+    return _pool_examples(task), replace(options, cohort_size=1, local_steps=steps, mesh=1, secure_aggregation=None)
+
+
 @lru_cache(maxsize=4)
-def _pool(task: Task) -> Task:
+def _pool_examples(task: Task) -> Task:
     clients: Any = task.clients
     return replace(task, clients=FederatedData(clients.examples, clients.offsets[[0, -1]]), devices=None)

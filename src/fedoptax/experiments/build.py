@@ -119,9 +119,9 @@ def build(name: str, hyperparameters: Mapping[str, Any]) -> FedAlgorithm:
 def wrap(
     algorithm: FedAlgorithm, privacy: str | None = None, compress: str | None = None, personal: str | None = None
 ) -> FedAlgorithm:
-    """Return `algorithm` with its wrappers as typed, unless None: see `parse_privacy`, `parse_codec`, `with_personal`.
+    """Return `algorithm` with its wrappers, unless None, as users type them: see `parse_privacy`, `parse_codec`.
 
-    `personal` is patterns of the parameters that stay at the clients, separated by commas.
+    `personal` is patterns of the parameters that stay at the clients, separated by commas; see `with_personal`.
     """
     if personal is not None:
         algorithm = with_personal(algorithm, personal.split(","))

@@ -12,21 +12,18 @@ from typing import Any
 
 from fedoptax._files import using
 from fedoptax._progress import bar, html_table
-from fedoptax.algorithm import FedAlgorithm
-from fedoptax.algorithms.baselines import BASELINES
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import UsageError, check_int
 from fedoptax.experiments import tuning
-from fedoptax.experiments.baselines import find_simulation
 from fedoptax.experiments.build import Algorithms, build, find_constructor, name_algorithms, wrap
 from fedoptax.experiments.grids import complete_grid
 from fedoptax.experiments.presets import choose_settings, describe_rates
-from fedoptax.experiments.run import run_in_folder, split_options
+from fedoptax.experiments.record import split_options
 from fedoptax.experiments.selection import make_watch
 from fedoptax.experiments.workers import Job, run_jobs
 from fedoptax.storage.config import read_record, write_record
-from fedoptax.storage.folder import locked, prepare, read_summary
+from fedoptax.storage.folder import read_summary
 from fedoptax.storage.history import History, is_shown, read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
@@ -185,12 +182,9 @@ def run_comparison(
     Without `trackers` those that the comparison names follow every run; see `compare`.
     """
     _check(task, comparison)
-    if overwrite or not (out / FILE).is_file():
-        prepare(out, overwrite)
     values, names, diverged = dict(comparison.hyperparameters), list(comparison.algorithms), []
     options = comparison.options | ({"trackers": trackers} if trackers else {})
-    with locked(out):
-        write_record(out / FILE, comparison)
+    with tuning.opened(out, FILE, comparison, overwrite):
         for name, outcome in _run_searches(task, comparison, out, progress, trackers, executor).items():
             if isinstance(outcome, str):
                 diverged.append(outcome)
@@ -199,42 +193,16 @@ def run_comparison(
                 values[name] = outcome
         comparison = replace(comparison, hyperparameters=values)
         write_record(out / FILE, comparison)
-        rounds, maker = int(options["rounds"]), AlgorithmMaker(values, options.get("wrappers") or {})
-        jobs = []
+        rounds, jobs = int(options["rounds"]), []
+        makers = {name: tuning.PointMaker(name, values[name], options) for name in names}
         for seed, name in product(comparison.seeds, names):  # so that one that is stopped has all algorithms early
-            about = {**options, "label": name, "seed": seed, "rates": comparison.rates.get(name, "")}
-            jobs.append(Job(_run_one, (name, _run_folder(out, name, seed), about), rounds, f"{name}, seed {seed}"))
+            about = {**options, "seed": seed, "rates": comparison.rates.get(name, "")}
+            folder = _run_folder(out, name, seed)
+            jobs.append(Job(tuning.run_point, (name, {}, folder, about), rounds, f"{name}, seed {seed}"))
         with bar("comparison", len(jobs) * rounds, enabled=progress, each=rounds) as update:
-            summaries = run_jobs(task, maker, jobs, out, update, executor)
+            summaries = run_jobs(task, makers, jobs, out, update, executor)
         diverged += [summary["message"] for summary in summaries if summary["status"] == "diverged"]
     return Compared(replace(comparison, algorithms=names), out, diverged)
-
-
-@dataclass(frozen=True)
-class AlgorithmMaker:
-    """Makes the algorithms of a comparison, each once, so that seeds share a compilation."""
-
-    values: Mapping[str, Mapping[str, Any]]
-    wrappers: Mapping[str, str]
-    made: dict[str, FedAlgorithm] = field(default_factory=dict)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.values, self.wrappers)
-
-    def __call__(self, name: str) -> FedAlgorithm:
-        """Return the algorithm of a name."""
-        if name not in self.made:
-            algorithm = build(name, tuning.split_weighting(self.values[name])["hyperparameters"])
-            self.made[name] = algorithm if name in BASELINES else wrap(algorithm, **self.wrappers)
-        return self.made[name]
-
-
-def _run_one(
-    task: Task, maker: AlgorithmMaker, name: str, folder: Path, options: Mapping[str, Any], progress: Any
-) -> dict[str, Any]:
-    """Run an algorithm with a seed, in its folder."""
-    options = {**options, **tuning.split_weighting(maker.values[name]), "progress": progress}
-    return run_in_folder(task, maker(name), folder, options, find_simulation(name))
 
 
 def _run_searches(
@@ -244,7 +212,7 @@ def _run_searches(
     jobs = []
     for name, search in comparison.tunings.items():
         arguments = search, out / "tuning" / name.replace(":", "."), trackers
-        jobs.append(Job(_search_one, arguments, search.size * int(search.options["rounds"]), f"search for {name}"))
+        jobs.append(Job(_search_one, arguments, search.size * search.rounds, f"search for {name}"))
     with bar("searches", sum(job.rounds for job in jobs), enabled=progress) as update:
         return dict(zip(comparison.tunings, run_jobs(task, None, jobs, out, update, executor)))
 

@@ -1,15 +1,24 @@
-"""Grids of hyper-parameters as a user types them, and their points."""
+"""Grids of hyper-parameters as a user types them, their points, and sweeps: all points as one compiled program."""
 
 import inspect
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from fedoptax._progress import html_table
+from fedoptax.algorithm import FedAlgorithm
+from fedoptax.engine.program import Point
 from fedoptax.errors import UsageError, check_choice, check_int, import_extra
 from fedoptax.experiments.build import Constructor, by_algorithm, find_constructor
 from fedoptax.experiments.parsing import parse_value
+from fedoptax.experiments.record import split_options
+from fedoptax.experiments.result import Interrupted, RunResult
+from fedoptax.experiments.run import simulate
+from fedoptax.storage.history import is_shown
+from fedoptax.tasks.task import Task, check_task
 
 Grid = dict[str, tuple[Any, ...]]
 """Values by name, numbers increasing; a point takes one of each."""
@@ -50,9 +59,8 @@ def complete_grid(constructor: Constructor, values: Mapping[str, Any], fixed: Co
 def parse_grids(values: Mapping[str, str], algorithms: Iterable[str]) -> dict[str, Grid]:
     """Return the grids of some algorithms, each of the names that it has; `ALGORITHM.NAME` is for one algorithm.
 
-    Each value is numbers or texts separated by commas, or `LOW..HIGH`, the log grid 10^(k/2) from LOW to HIGH
-    (`:decade` and `:quarter` for other steps). `1e-3..1` is 10⁻³, 10⁻²·⁵, …, 10⁰. Commas within brackets separate
-    nothing, so a schedule such as `cosine(0.1, 100)` is one value.
+    Values are numbers or texts separated by commas, or `LOW..HIGH`, the log grid 10^(k/2) from LOW to HIGH: `1e-3..1`
+    is 10⁻³, 10⁻²·⁵, …, 10⁰ (`:decade` and `:quarter` for other steps). A schedule, `cosine(0.1, 100)`, is one value.
     """
     return {
         algorithm: {name: _parse_values(text) for name, text in texts.items()}
@@ -69,8 +77,7 @@ WEIGHTING = "weighting"  # an option of runs that can be searched like a hyper-p
 def coarse_rates(constructor: Constructor, fixed: Collection[str], budget: int) -> Grid:
     """Return the coarse half of a search with `budget` points: values of all learning rates that are not `fixed`.
 
-    Every rate gets as many values as the others while the product allows it, each in the middle of its share of
-    `RANGES` on a logarithmic scale. Without such a rate the grid is empty.
+    Rates have equally many values as far as the product allows it, each in the middle of its share of `RANGES` in log.
     """
     check_int("budget", budget)
     names = [name for name in inspect.signature(constructor).parameters if name in RANGES and name not in fixed]
@@ -112,10 +119,7 @@ def points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def edges(grid: Mapping[str, Sequence[Any]], point: Mapping[str, Any]) -> dict[str, str]:
-    """Return the numbers of a point that are at an end of the grid: name -> `"lowest"` or `"highest"`.
-
-    One with a single value was not searched, and has no ends.
-    """
+    """Return the numbers of a point at an end of what was searched: name -> `"lowest"` or `"highest"`."""
     searched = {name: values for name, values in grid.items() if len(values) > 1 and all(map(is_number, values))}
     lowest = {name: "lowest" for name, values in searched.items() if point[name] == min(values)}
     return lowest | {name: "highest" for name, values in searched.items() if point[name] == max(values)}
@@ -152,9 +156,9 @@ def suggest_by_zoom(
 ) -> dict[str, Any]:
     """Return the next point of a search that zooms: the grid's points, then neighbours of the best on a finer grid.
 
-    This is compass search (Kolda, Lewis, Torczon 2003) on the logarithms of the numbers. The first step is the grid's
-    own spacing, at which only a best value on an edge has new neighbours: the grid is extended there. When all
-    neighbours of the best are known, the step is halved. If all points failed, lower values follow.
+    This is compass search (Kolda, Lewis, Torczon 2003) on the logarithms of the numbers. The first step is the spacing
+    of the grid, at which only a best value on an edge has new neighbours. When all neighbours of the best are known,
+    the step is halved. If all points failed, lower values follow.
     """
     coarse = points(grid)
     if len(trials) < len(coarse):
@@ -223,3 +227,57 @@ def suggest_by_optuna(
         end = {"value": score} if math.isfinite(score) else {"state": optuna.trial.TrialState.FAIL}
         study.add_trial(optuna.trial.create_trial(**point, **end))
     return dict(study.ask(space).params)
+
+
+class Swept(list[RunResult]):
+    """The results of a sweep, in its order."""
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for result in self:
+            columns = filter(is_shown, result.history[-1] if len(result.history) else ())
+            measured = {name: result.history.last(name) for name in columns}
+            rows.append({**result.hyperparameters, **measured, "status": result.status})
+        return html_table(rows, f"{len(rows)} points, last values")
+
+
+def sweep(
+    task: Task, make_algorithm: Callable[..., FedAlgorithm], grid: Mapping[str, Sequence[float]], **options: Any
+) -> Swept:
+    """Run `make_algorithm(**point)` for every point of the grid, compiling once.
+
+    A point that diverges is stopped and has the status `"diverged"`.
+
+    Args:
+      make_algorithm: a constructor, such as `fedadam`, or a `functools.partial` of it; the grid names its arguments.
+      grid: values for each hyper-parameter; every combination is run, the last name varying fastest.
+      **options: as in `fedoptax.run`, the same for all points: same initialisation, same cohorts, same failures. No
+        folder, which belongs to a single run: `fedoptax.tune` makes one per point.
+
+    Returns:
+      One result per combination, in order, with its `hyperparameters` and `status`.
+
+    Raises:
+      UsageError: an empty grid, a value the constructor refuses, or an option of a single run; before anything runs.
+      Interrupted: Ctrl-C or a signal; its `result` is that of the point that was running.
+    """
+    check_task(task)
+    check_grid(grid)
+    rounds, record = split_options(options)
+    if record.folder is not None or record.hyperparameters:
+        raise UsageError("out, resume_from and hyperparameters are for a single run; for folders use fedoptax.tune")
+    made, results = [], Swept()
+    for values in points(grid):
+        try:
+            made.append(Point(make_algorithm, {name: float(value) for name, value in values.items()}))
+            made[-1].algorithm  # noqa: B018 - refuses what is out of range
+        except UsageError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"make_algorithm must take the numbers of the grid, got {values!r} ({error})") from error
+    for point in made:
+        label = options.get("label") or ", ".join(f"{name}={value:.3g}" for name, value in point.values.items())
+        results.append(simulate(task, point, rounds, replace(record, label=label, hyperparameters=dict(point.values))))
+        if results[-1].signal:
+            raise Interrupted(results[-1])
+    return results

@@ -1,5 +1,6 @@
 """The observers of a run: the run folder, trackers, the progress bar."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,15 +8,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedoptax._files import pack_arrays, write_atomically, write_json
 from fedoptax._progress import Update
 from fedoptax.algorithm import Tree
 from fedoptax.distributed import broadcast
 from fedoptax.engine.client_states import OnHost
+from fedoptax.experiments.record import Record
 from fedoptax.experiments.rounds import Rounds
 from fedoptax.experiments.selection import Watch
-from fedoptax.storage.checkpoint import save_clients
-from fedoptax.storage.folder import RunFolder, Status, read_summary
-from fedoptax.storage.history import History, Row
+from fedoptax.storage.checkpoint import save_checkpoint, save_clients
+from fedoptax.storage.folder import Status, named_leaves, read_summary
+from fedoptax.storage.history import ClientsFile, History, HistoryFile, Row
+from fedoptax.tasks.metrics import Column
 from fedoptax.trackers import Tracker, notify
 
 NOTED_ROWS = 1000  # of the history that the progress bar's note looks at
@@ -45,35 +49,72 @@ class Observer:
         """Observe the end of the run."""
 
 
-@dataclass(frozen=True)
 class FolderWriter(Observer):
-    """Writes history, checkpoints and summary to the run folder."""
+    """Writes history, checkpoints and summary to a run's folder, which is `locked` for this process.
 
-    folder: RunFolder
-    rounds: Rounds
-    history: History
-    watch: Watch
+    `history` is of the rounds that were done before.
+    """
+
+    def __init__(
+        self, folder: Path, record: Record, config: Mapping[str, Any], rounds: Rounds, history: History, watch: Watch
+    ) -> None:
+        self._folder, self._record, self._rounds, self._history, self._watch = folder, record, rounds, history, watch
+        write_json(folder / "config.json", config)
+        self._summarize(Status.RUNNING)
+        self._file = HistoryFile(folder, history.rows)
+        is_measured, names = config.get("client_metrics"), config.get("client_names")
+        self._clients = ClientsFile(folder, record.resume_from, len(history), names) if is_measured else None
+        self._saved = time.monotonic()
 
     def after_rounds(self, rows: list[Row], by_client: ByClient) -> None:
-        """Write the rows."""
-        self.folder.add(rows, by_client)
+        """Write the rows, and the metrics of the clients after the last of them."""
+        self._file.append(rows)
+        if self._clients is not None and by_client is not None:
+            self._clients.add(rows[-1]["round"], by_client)
 
     def save_if_due(self) -> None:
         """Write a checkpoint if one is due."""
-        is_due = self.folder.is_due()
-        if broadcast(is_due) if isinstance(self.rounds.clients, OnHost) else is_due:
+        is_due = time.monotonic() - self._saved > self._record.checkpoint_every
+        if broadcast(is_due) if isinstance(self._rounds.clients, OnHost) else is_due:
             self._save()
-            self.rounds.saved()
+            self._rounds.saved()
 
     def at_end(self, end: RunEnd) -> None:
-        """Write a checkpoint, the summary and the parameters."""
+        """Write a checkpoint, the parameters and the summary."""
         self._save()
-        notes = {**self.watch.notes(), **self.rounds.notes(len(self.history)), **end.notes}
-        self.folder.end(end.status, end.message, end.params, self.rounds.compile_seconds, notes)
+        write_atomically(self._folder / "params.npz", pack_arrays(named_leaves(end.params)))
+        notes = {**self._watch.notes(), **self._rounds.notes(len(self._history)), **end.notes}
+        self._summarize(end.status, end.message, self._rounds.compile_seconds, notes)
 
     def _save(self) -> None:
-        state, watch = saved_state(self.rounds, self.watch), self.watch
-        self.folder.save(state, self.rounds.clients, watch.best_params, watch.notes())
+        """Save the states after the finished rounds, and their number in case the process is killed."""
+        watch, state = self._watch, self._watch.saved_state(self._rounds.server)
+        save_checkpoint(self._folder, len(self._history), state, self._rounds.clients, self._sync)
+        if watch.best_params is not None:
+            write_atomically(self._folder / "best.npz", pack_arrays(named_leaves(watch.best_params)))
+        self._summarize(Status.RUNNING, notes=watch.notes())
+        self._saved = time.monotonic()
+
+    def _sync(self) -> Mapping[str, Any]:
+        if self._clients is not None:
+            self._clients.write()
+        return self._file.sync()
+
+    def _summarize(
+        self, status: Status, message: str | None = None, compile_seconds: float = 0.0, notes: Mapping[str, Any] = {}
+    ) -> None:
+        rows = self._history.rows
+        metrics = [name for name in (rows[-1] if rows else {}) if name == "epsilon" or Column.parse(name)]
+        summary = {
+            "status": status,
+            "message": message,
+            "rounds_done": len(rows),
+            "final": {name: self._history.last(name) for name in metrics},
+            **{name: sum(row[name] for row in rows) for name in ("bytes_down", "bytes_up", "seconds")},
+            "compile_seconds": compile_seconds,
+            "ended": round(time.time(), 3),  # seconds since 1970
+        }
+        write_json(self._folder / "summary.json", {**summary, **notes})
 
 
 @dataclass(frozen=True)
@@ -123,8 +164,3 @@ class ProgressBar(Observer):
         recent = History(self.history.rows[-NOTED_ROWS:])  # it is called often
         names = [name for name in ("train_loss", self.metric, "epsilon") if name and recent.last(name) is not None]
         self.update(len(self.history), ", ".join(f"{name} {recent.last(name):.4g}" for name in names))
-
-
-def saved_state(rounds: Rounds, watch: Watch) -> Tree:
-    """Return the part of checkpoints besides client states: the server's state, and the best parameters if saved."""
-    return (rounds.server, watch.saved_params) if watch.keeps else rounds.server

@@ -51,7 +51,7 @@ def choose_settings(
 
 
 def find_preset(task: str, algorithm: str, model: str | None = None) -> tuple[dict[str, Any], str]:
-    """Return an algorithm's hyper-parameters on a task, and where they come from.
+    """Return an algorithm's hyper-parameters on a task, and their source.
 
     They are those tuned here with the model, else with the task's default model, else those of the task's first paper,
     else none. The baselines take FedAvg's client learning rate; a user's file starts from the digits' values.

@@ -57,11 +57,7 @@ class RunResult:
 
     @cached_property
     def model(self) -> TrainedModel:
-        """The model with the best parameters if they were saved, else with the final ones.
-
-        Raises:
-          UsageError: the task has no `predict`.
-        """
+        """The model with the best parameters if saved, else the final ones; a `UsageError` without a `predict`."""
         if self.task is None:
             raise UsageError("result must be the object that the run returned, not a copy")
         return model_of(self.task, self.params if self.best_params is None else self.best_params)

@@ -12,19 +12,11 @@ from fedoptax import tree
 from fedoptax._files import finite_or_none
 from fedoptax.algorithm import Tree
 from fedoptax.distributed import gather_from_all
+from fedoptax.engine import evaluation
 from fedoptax.engine.batches import count_local_steps
 from fedoptax.engine.client_states import ClientStates, OnDevice, OnHost
 from fedoptax.engine.data import open_examples
 from fedoptax.engine.eager import eager_program
-from fedoptax.engine.evaluation import (
-    WORST,
-    describe_metrics,
-    evaluate,
-    evaluate_clients,
-    evaluation_data,
-    part_by_client,
-    primary_metric,
-)
 from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.mesh import to_first_device
 from fedoptax.engine.options import is_evaluated
@@ -116,9 +108,10 @@ class Simulation(Rounds):
     def advance(self, done: int) -> Step:
         """Do about `CALL_SECONDS` of rounds."""
         compiled, start = self.program.compile_seconds(), time.perf_counter()
-        last = self._options.rounds
-        end = min(done + self._length, self._next_evaluation(done) if self._options.looks_at_evaluations else last)
-        numbers = [np.asarray(n, np.int32) for n in (done, end, self._options.evaluations, last)]
+        options, last = self._options, self._options.rounds
+        is_used_at_once = options.keep is not None or options.stop_after is not None or options.client_metrics
+        end = min(done + self._length, self._next_evaluation(done) if is_used_at_once else last)
+        numbers = [np.asarray(n, np.int32) for n in (done, end, options.evaluations, last)]
         states = self.clients.take(lambda: self._sample_cohort(done))
         data, window = self._examples(done), np.minimum(np.arange(done, done + MAX_ROUNDS), last - 1)
         conditions = self._rates, tree.take(self._schedule, window)
@@ -133,7 +126,10 @@ class Simulation(Rounds):
         seconds = (time.perf_counter() - start - compiling) / count
         rows = [self._row(done + i + 1, table[i], seconds) for i in range(count if finite else count - 1)]
         if not finite:
-            return Step(rows, Status.DIVERGED, self._describe_cohort(done + count - 1))
+            names = self._whole.client_names
+            cohort = ", ".join(names[i] for i in self._sample_cohort(done + count - 1)) if names else ""
+            reason = f"loss or state is not finite in a round of {shorten(cohort, 120)}" if names else None
+            return Step(rows, Status.DIVERGED, reason)
         if self._plan.examples == "device" and not isinstance(self.clients, OnHost):
             seconds = float(gather_from_all(np.float32(seconds))[0])
             self._length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6))))
@@ -158,22 +154,22 @@ class Simulation(Rounds):
         return self._measure_clients(self.params())
 
     def _measure_clients(self, params: Tree) -> dict[str, np.ndarray]:
-        return evaluate_clients(self.task, jax.tree.map(np.asarray, params))
+        return evaluation.evaluate_clients(self.task, jax.tree.map(np.asarray, params))
 
     @host_errors()
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
         """Return the metrics before the first round, the worst client, and the results of personalization."""
         notes: dict[str, Any] = {}
-        if self._options.evaluate_start and (data := evaluation_data(self._whole)):
+        if self._options.evaluate_start and (data := evaluation.evaluation_data(self._whole)):
             start = self._algorithm.params(self.program.start(self._values, self._key)[0])
-            values = jit(self._whole, partial(evaluate, self._whole))(start, data)
-            measured = {name: value for name, value in values.items() if name != WORST}
+            values = jit(self._whole, partial(evaluation.evaluate, self._whole))(start, data)
+            measured = {name: value for name, value in values.items() if name != evaluation.WORST}
             notes["initial"] = {name: finite_or_none(float(value)) for name, value in measured.items()}
-        if self._whole.client_names is not None and part_by_client(self._whole) is not None:
-            name = primary_metric(self._whole)
+        if self._whole.client_names is not None and evaluation.part_by_client(self._whole) is not None:
+            name = evaluation.primary_metric(self._whole)
             by_client = np.asarray(self._measure_clients(params)[name], float)
             if not np.isnan(by_client).all():
-                is_higher_better = describe_metrics(self._whole)[name].higher_is_better
+                is_higher_better = evaluation.describe_metrics(self._whole)[name].higher_is_better
                 worst = np.nanargmin(by_client if is_higher_better else -by_client)
                 client = self._whole.client_names[worst]
                 notes["worst_client"] = {"client": client, "metric": name, "value": float(by_client[worst])}
@@ -181,17 +177,10 @@ class Simulation(Rounds):
             notes["personalized"] = personalize(self._whole, params, self._plan, str(text), self._key)
         return notes
 
-    def _describe_cohort(self, round: int) -> str | None:
-        """Say why a round diverged, with the names of its clients, if they have names."""
-        if (names := self._whole.client_names) is None:
-            return None
-        cohort = ", ".join(names[i] for i in self._sample_cohort(round))
-        return f"loss or state is not finite in a round of {shorten(cohort, 120)}"
-
     def _with_name(self, row: Row) -> Row:
         """Return a row of the history with the name of the worst client in place of its number."""
-        worst, names = finite_or_none(row.get(WORST)), self._whole.client_names
-        return row if worst is None or names is None else row | {WORST: names[int(worst)]}
+        worst, names = finite_or_none(row.get(evaluation.WORST)), self._whole.client_names
+        return row if worst is None or names is None else row | {evaluation.WORST: names[int(worst)]}
 
     def _next_evaluation(self, done: int) -> int:
         last, evaluations = self._options.rounds, self._options.evaluations
@@ -222,45 +211,6 @@ class Simulation(Rounds):
             row["epsilon"] = finite_or_none(float(epsilon))
         row["bytes_down"], row["bytes_up"] = cohort_size * self.program.bytes_down, answers * self.program.bytes_up
         return self._with_name(row | {"seconds": seconds})
-
-
-class OwnModels(Simulation):
-    """Rounds of clients with separate models, each evaluated on the held-out examples of its client."""
-
-    def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
-        super().__init__(without_held_out(task), point, replace(options, speeds=None), plan)
-        self._whole, self._held_out = task, evaluation_data(task)
-        self._is_stacked = task.clients.num_clients > 1
-        self._evaluate = jit(task, partial(evaluate, task, is_stacked=self._is_stacked))
-        form = jax.eval_shape(self.models)
-        self._columns = sorted(jax.eval_shape(self._evaluate, form, self._held_out) if self._held_out else ())
-
-    def advance(self, done: int) -> Step:
-        """Do the rounds until the next evaluation, and evaluate."""
-        due = self._next_evaluation(done)
-        is_whole = isinstance(self.clients, OnDevice) and self._plan.examples == "device"
-        self._length = min(due - done, MAX_ROUNDS) if is_whole else 1  # else a call has the data of one cohort
-        step = super().advance(done)
-        for row in step.rows:
-            row |= dict.fromkeys(self._columns)
-            if row["round"] == due and self._held_out:
-                values = jax.device_get(self._evaluate(self.models(), self._held_out))
-                row |= self._with_name({name: float(values[name]) for name in self._columns})
-        return step
-
-    def models(self) -> Tree:
-        """Return the clients' models, stacked, or the one if there is one client."""
-        if isinstance(self.clients, OnDevice):
-            states = to_first_device(self.clients.tree) if self._plan.mesh > 1 else self.clients.tree
-        else:
-            states = self.clients.of(np.arange(self._whole.num_clients))
-        if (client_params := self._algorithm.client_params) is not None:
-            server = to_first_device(self.server) if self._plan.mesh > 1 else self.server
-            states = jax.vmap(client_params, (None, 0))(server, states)
-        return states if self._is_stacked else jax.tree.map(lambda a: a[0], states)
-
-    def _measure_clients(self, params: Tree) -> dict[str, np.ndarray]:
-        return evaluate_clients(self._whole, self.models(), self._is_stacked)
 
 
 @lru_cache(maxsize=4)

@@ -4,10 +4,9 @@
 trackers, the progress bar.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
-from os import PathLike
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,97 +14,31 @@ import jax
 import numpy as np
 
 from fedoptax._files import read_json
-from fedoptax._progress import Update, bar
+from fedoptax._progress import bar
 from fedoptax.algorithm import FedAlgorithm, check_algorithm
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_distributed, is_leader, run_on_all_or_fail
 from fedoptax.engine.client_states import PLACES, OnHost
 from fedoptax.engine.evaluation import part_by_client
 from fedoptax.engine.mesh import mesh_again
 from fedoptax.engine.personalization import with_rate
-from fedoptax.engine.plan import Plan, RunOptions, make_plan
+from fedoptax.engine.plan import RunOptions, make_plan
 from fedoptax.engine.program import Fixed, Point
-from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number, check_type
-from fedoptax.experiments.build import WRAPPERS
-from fedoptax.experiments.observers import (
-    CheckpointShare,
-    FolderWriter,
-    Observer,
-    ProgressBar,
-    RunEnd,
-    Trackers,
-    saved_state,
-)
+from fedoptax.errors import UsageError, check_int
+from fedoptax.experiments.baselines import Baseline, OwnModels, pool
+from fedoptax.experiments.observers import CheckpointShare, FolderWriter, Observer, ProgressBar, RunEnd, Trackers
+from fedoptax.experiments.record import Record, split_options
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult, describe_end
-from fedoptax.experiments.rounds import OwnModels, Rounds, Simulation, Step
+from fedoptax.experiments.rounds import Rounds, Simulation, Step
 from fedoptax.experiments.selection import Watch, make_watch
 from fedoptax.experiments.signals import deferred_interrupt
+from fedoptax.names import BASELINES
 from fedoptax.storage.checkpoint import least_total, load_clients, restore_checkpoint, rounds_of
 from fedoptax.storage.config import check_same_experiment, run_config
-from fedoptax.storage.folder import ENDED, RunFolder, Status, check_names, is_finished, locked, prepare, read_summary
+from fedoptax.storage.folder import ENDED, Status, check_names, locked, prepare, read_summary
 from fedoptax.storage.history import History, read_rows
 from fedoptax.storage.model import write_model
 from fedoptax.tasks.task import Task, check_task
-from fedoptax.trackers import Tracked, Tracker, as_trackers, notify
-
-
-@dataclass(frozen=True)
-class Record:
-    """What a run writes, and where.
-
-    Attributes:
-      label: the algorithm's name in files and messages.
-      hyperparameters: the algorithm's, for the config.
-      wrappers: what was wrapped around it, also for the config; see `fedoptax.experiments.build.wrap`.
-      rates: where the algorithm's learning rates come from, for reports: `preset`, `tuned` ...
-      command: the command line that reports show as the way to reproduce the run.
-      out: a new folder for config, history, checkpoints, summary and final parameters; None writes nothing.
-      overwrite: remove earlier results in `out`.
-      resume_from: a run folder to continue from its last checkpoint; results go to `out`, by default the same folder.
-      resume_round: the round of the checkpoint to start from; later rounds are repeated.
-      checkpoint_every: seconds between checkpoints.
-      trackers: names in `fedoptax.trackers.TRACKERS`, or objects that are such a `Tracker`; they need a folder.
-      progress: show a bar on standard error; None shows it on a terminal; a function `(rounds done, note)` is called
-        instead.
-      description: what the bar says; None is the label.
-
-    Raises:
-      UsageError: a value is outside its range.
-    """
-
-    label: str = "algorithm"
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    wrappers: Mapping[str, str] = field(default_factory=dict)
-    rates: str = ""
-    command: str = ""
-    out: str | Path | None = None
-    overwrite: bool = False
-    resume_from: str | Path | None = None
-    resume_round: int | None = None
-    checkpoint_every: float = 60.0
-    trackers: Sequence[str | Tracker] = ()
-    progress: bool | Update | None = None
-    description: str | None = None
-
-    def __post_init__(self) -> None:
-        kinds: dict[str, Any] = {"label description": str | None, "hyperparameters wrappers": Mapping}
-        kinds |= {"out resume_from": str | PathLike | None, "trackers": list | tuple}
-        for names, kind in kinds.items():
-            for name in names.split():
-                check_type(name, getattr(self, name), kind)
-        if self.progress is not None and not callable(self.progress):
-            check_flag("progress", self.progress)
-        check_number("checkpoint_every", self.checkpoint_every, 0)
-        if self.resume_round is not None and self.resume_from is None:
-            raise UsageError("resume_round needs a run to resume")
-        for name in self.wrappers:
-            check_choice("wrappers", name, WRAPPERS)
-        as_trackers(self.trackers)
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder that is written."""
-        place = self.resume_from if self.out is None else self.out
-        return None if place is None else Path(place)
+from fedoptax.trackers import Tracked, as_trackers, notify
 
 
 def run(task: Task, algorithm: FedAlgorithm | Point, **options: Any) -> RunResult:
@@ -138,30 +71,18 @@ def raise_unless_completed(result: RunResult) -> RunResult:
     return result
 
 
-def split_options(options: Mapping[str, Any]) -> tuple[RunOptions, Record]:
-    """Return the options of `run` as those of the rounds and those of the folder."""
-    of_rounds, of_folder = ({f.name for f in fields(kind)} for kind in (RunOptions, Record))
-    for name in options:
-        check_choice("option", name, sorted(of_rounds | of_folder))
-    rounds, folder = ({n: v for n, v in options.items() if n in names} for names in (of_rounds, of_folder))
-    return RunOptions(**rounds), Record(**folder)
-
-
 def simulate(
-    task: Task,
-    algorithm: FedAlgorithm | Point,
-    options: RunOptions,
-    record: Record,
-    make: Callable[[Task, Point, RunOptions, Plan], Simulation] | None = None,
+    task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, record: Record, name: str = ""
 ) -> RunResult:
     """Run `algorithm` on `task` as `run` does; return also a run that did not end well.
 
-    The rounds are those of `make`, or by default the ones that the algorithm needs.
+    `name` is the algorithm's: `local` and `centralized` have rounds of their own, see `experiments.baselines`.
     """
     check_task(task)
     check_algorithm(algorithm.algorithm if isinstance(algorithm, Point) else algorithm)
     if (record.trackers or options.client_metrics) and record.folder is None:
         raise UsageError(f"{'trackers' if record.trackers else 'client_metrics'} need a folder: pass out")
+    task, options = pool(task, options) if name == "centralized" else (task, options)
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
     if record.resume_from is not None and not is_distributed():
         options = _with_original_placement(options, Path(record.resume_from))
@@ -171,35 +92,14 @@ def simulate(
         record = replace(record, out=None, resume_from=None, resume_round=None, trackers=(), progress=False)
     new = record.out if record.resume_from is None or Path(record.resume_from) != record.folder else None
     run_on_all_or_fail(lambda: None if new is None else prepare(new, record.overwrite))
-    if make is None:
-        has_own_models = point.algorithm.client_params is not None and part_by_client(task) is not None
-        make = OwnModels if has_own_models else Simulation
+    has_own_models = point.algorithm.client_params is not None and part_by_client(task) is not None
+    make = Baseline if name in BASELINES else OwnModels if has_own_models else Simulation
     simulation = make(task, point, options, plan)
     described = {"name": record.label, "hyperparameters": dict(record.hyperparameters)}
     config = run_config(task, described, options, plan, simulation.program, record.wrappers, record.trackers)
     config |= {"paper_weighting": point.algorithm.weighting, "rates": record.rates, "command": record.command}
     check_same(config)
     return run_rounds(simulation, options.rounds, config, record, watch)
-
-
-def run_in_folder(
-    task: Task,
-    algorithm: FedAlgorithm | Point,
-    folder: Path,
-    options: Mapping[str, Any],
-    simulate: Callable[[Task, FedAlgorithm | Point, RunOptions, Record], RunResult] = simulate,
-) -> dict[str, Any]:
-    """Do one of several runs, from its last checkpoint if any, unless it is finished.
-
-    Return its summary.json; raise `Interrupted` if a signal came, perhaps in the last round: no other should begin.
-    """
-    if not is_finished(folder):
-        source = folder if rounds_of(folder) else None
-        where = {"out": folder, "overwrite": source is None, "resume_from": source}
-        result = simulate(task, algorithm, *split_options({**options, **where}))
-        if result.signal:
-            raise Interrupted(replace(result, message=result.message or f"stopped after {folder}"))
-    return read_summary(folder)
 
 
 def _with_original_placement(options: RunOptions, folder: Path) -> RunOptions:
@@ -217,9 +117,8 @@ def run_rounds(
 ) -> RunResult:
     """Advance a run to its end, or until it stops early, diverges or a signal comes, and write its folder.
 
-    What was done before of its `total` rounds is restored to `rounds` and `watch`; a folder that is continued must have
-    the same `config`, and `record.out` is new or empty (`storage.folder.prepare`). The result's status says how the run
-    ended.
+    The rounds of `total` that were done before are restored to `rounds` and `watch`; a folder that is continued must
+    have the same `config`, and `record.out` is new or empty (`storage.folder.prepare`).
     """
     watch = watch or Watch()
     watch.keep(0, rounds.params)
@@ -265,10 +164,10 @@ def _begin(
     observers: list[Observer] = []
     if record.folder is not None:
         write_model(record.folder, rounds.task)
-        folder = RunFolder(record.folder, config, history, record.checkpoint_every, record.resume_from)
         trackers, tracked = as_trackers(record.trackers), Tracked(record.folder, config, len(history))
         notify(trackers, lambda tracker: tracker.start(tracked))
-        observers += [FolderWriter(folder, rounds, history, watch), Trackers(trackers, record.folder)]
+        writer = FolderWriter(record.folder, record, config, rounds, history, watch)
+        observers += [writer, Trackers(trackers, record.folder)]
     title = record.description or record.label
     update = stack.enter_context(bar(title, total, len(history), enabled=record.progress))
     return history, [*observers, ProgressBar(update, history, config["primary_metric"])]
@@ -310,6 +209,6 @@ def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Reco
     if not rounds_of(folder) and read_summary(folder).get("status", Status.RUNNING) == Status.RUNNING:
         return History()  # killed before its first checkpoint: begin again
     at_least, at_most = (0, total) if record.resume_round is None else [record.resume_round] * 2
-    done, state = restore_checkpoint(folder, saved_state(rounds, watch), rounds.clients, at_most, at_least)
+    done, state = restore_checkpoint(folder, watch.saved_state(rounds.server), rounds.clients, at_most, at_least)
     rounds.server, watch.saved_params = state if watch.keeps else (state, None)
     return History(read_rows(folder, done))

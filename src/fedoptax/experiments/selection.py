@@ -81,12 +81,12 @@ class Watch:
         if self.keeps and done == (0 if self.best is None else self.best.round):
             self.saved_params = jax.tree.map(np.array, params())  # a copy: the program donates its buffers
 
-    def stop_message(self) -> str | None:
-        """Return one line if the run should stop early, after the rounds so far.
+    def saved_state(self, server: Tree) -> Tree:
+        """Return what checkpoints hold besides client states: the server's state, and the best parameters if kept."""
+        return (server, self.saved_params) if self.keeps else server
 
-        Raises:
-          UsageError: it waited as long as `patience`, and the metric was never a number.
-        """
+    def stop_message(self) -> str | None:
+        """Return one line if the run should stop early; a `UsageError` if the metric has never been a number."""
         if self.stopping is None or self.stopping.waited < self.patience:
             return None
         best, times = self.stopping.best, "1 evaluation" if self.patience == 1 else f"{self.patience} evaluations"
@@ -100,11 +100,7 @@ class Watch:
 
 
 def make_watch(task: Task, options: RunOptions) -> Watch:
-    """Make the watch for `keep` and `stop_after`; all options for evaluations are checked.
-
-    Raises:
-      UsageError: the task has no such metric, or evaluates nothing.
-    """
+    """Make the watch for `keep` and `stop_after`; a metric that the task does not evaluate is a `UsageError`."""
     if options.client_metrics and part_by_client(task) is None:
         raise UsageError(f"client_metrics needs test_owners or validation_fraction, and task '{task.name}' has neither")
     due = partial(is_evaluated, last=options.rounds, evaluations=options.evaluations)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,17 @@ from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Point
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
 from fedoptax.experiments import grids
-from fedoptax.experiments.baselines import find_simulation
 from fedoptax.experiments.build import build, find_constructor, wrap
 from fedoptax.experiments.grids import WEIGHTING, Zoom, check_grid, complete_grid, edges, is_number, points
-from fedoptax.experiments.run import run_in_folder, split_options
+from fedoptax.experiments.record import split_options
+from fedoptax.experiments.result import Interrupted
+from fedoptax.experiments.run import simulate
 from fedoptax.experiments.selection import Rule, Trial, make_watch, rule_for
 from fedoptax.experiments.workers import Job, run_jobs
+from fedoptax.names import BASELINES
+from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.config import plain_options, read_config, read_record, write_record
-from fedoptax.storage.folder import Status, locked, prepare, read_summary
+from fedoptax.storage.folder import Status, is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import read_lines, read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
@@ -79,6 +83,11 @@ class Search:
         return cls(**{**stored, "rule": Rule(**stored["rule"])})
 
     @property
+    def rounds(self) -> int:
+        """The rounds of each run."""
+        return int(self.options["rounds"])
+
+    @property
     def size(self) -> int:
         """The number of points."""
         return self.trials if self.search != "grid" else math.prod(len(values) for values in self.grid.values())
@@ -121,11 +130,7 @@ class SearchResult:
 
     @property
     def best(self) -> Trial:
-        """The best point.
-
-        Raises:
-          AllDiverged: every point did.
-        """
+        """The best point; `AllDiverged` is raised if every point diverged."""
         if self.best_or_none is None:
             name, count = self.search.algorithm, len(self.trials)
             raise AllDiverged(f"{name}: all {count} points of the search diverged; lower values are needed")
@@ -244,34 +249,41 @@ def run_search(
     `search` names follow every run.
     """
     check_search(task, search)
-    if overwrite or not (out / FILE).is_file():
-        prepare(out, overwrite)
-    maker, rounds = PointMaker(search), int(search.options["rounds"])
-    options = {"trackers": trackers} if trackers else {}
+    makers, rounds = {search.algorithm: PointMaker(search.algorithm, search.fixed, search.options)}, search.rounds
+    options = search.options | {"seed": search.seed} | ({"trackers": trackers} if trackers else {})
     trials: list[Trial] = []
-    with bar(search.algorithm, search.size * rounds, enabled=progress, each=rounds) as update, locked(out):
-        write_record(out / FILE, search)
+    shown = bar(search.algorithm, search.size * rounds, enabled=progress, each=rounds)
+    with opened(out, FILE, search, overwrite), shown as update:
         while len(trials) < search.size:
             best = search.rule.best(trials)
             note = "" if best is None else f"best {search.rule.metric} so far {best.score:.4g}"
-            jobs: list[Job] = []
-            for values in _next_points(search, trials, 1 if executor is None else search.size):
-                place = out / f"point-{len(trials) + len(jobs) + 1:03d}"
-                jobs.append(Job(run_point, (values, place, options), rounds, note))
-            trials += run_jobs(task, maker, jobs, out, update, executor, len(trials), search.size)
+            following = _next_points(search, trials, 1 if executor is None else search.size)
+            places = {out / f"point-{number:03d}": values for number, values in enumerate(following, len(trials) + 1)}
+            arguments = [(search.algorithm, values, place, options) for place, values in places.items()]
+            jobs = [Job(run_point, each, rounds, note) for each in arguments]
+            summaries = run_jobs(task, makers, jobs, out, update, executor, len(trials), search.size)
+            for (place, values), summary in zip(places.items(), summaries):
+                score = search.rule.score(read_rows(place, summary["rounds_done"]), summary["status"])
+                trials.append(Trial(values, score, summary["status"], place))
     return SearchResult(search, trials, out)
 
 
 def run_point(
-    task: Task, maker: PointMaker, values: dict[str, Any], folder: Path, options: Mapping[str, Any], progress: Any
-) -> Trial:
-    """Run a point of a search in its folder."""
-    search = maker.search
-    options = {**search.options, **options, "seed": search.seed, "label": search.algorithm, "progress": progress}
-    options |= split_weighting({**search.fixed, **values})
-    summary = run_in_folder(task, maker(values), folder, options, find_simulation(search.algorithm))
-    score = search.rule.score(read_rows(folder, summary["rounds_done"]), summary["status"])
-    return Trial(values, score, summary["status"], folder)
+    task: Task, makers: Mapping[str, PointMaker], name: str, values: Mapping[str, Any], folder: Path,
+    options: Mapping[str, Any], progress: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Do one of several runs in its folder, from its last checkpoint if any, unless it is finished.
+
+    Return its summary.json; raise `Interrupted` if a signal came, perhaps in the last round: no other should begin.
+    """
+    if not is_finished(folder):
+        source, maker = folder if rounds_of(folder) else None, makers[name]
+        where = {"label": name, "out": folder, "overwrite": source is None, "resume_from": source}
+        options = {**options, **split_weighting({**maker.fixed, **values}), **where, "progress": progress}
+        result = simulate(task, maker(values), *split_options(options), name)
+        if result.signal:
+            raise Interrupted(replace(result, message=result.message or f"stopped after {folder}"))
+    return read_summary(folder)
 
 
 def split_weighting(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,12 +301,19 @@ def shared_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def common_weighting(options: Mapping[str, Any]) -> str:
-    """Return the one weighting of all methods: by default examples, or uniform with privacy, as the noise needs.
-
-    `"paper"` in `options` uses that of each paper.
-    """
+    """Return the one weighting of all methods; by default it is examples, or uniform with privacy."""
     is_private = "privacy" in (options.get("wrappers") or {})
     return options.get(WEIGHTING) or ("uniform" if is_private else "examples")
+
+
+@contextmanager
+def opened(folder: Path, file: str, record: Any, overwrite: bool) -> Iterator[None]:
+    """Open the folder of a search or a comparison, new or to be continued, and write its record there."""
+    if overwrite or not (folder / file).is_file():
+        prepare(folder, overwrite)
+    with locked(folder):
+        write_record(folder / file, record)
+        yield
 
 
 def check_same(path: Path, stored: Any, wanted: Any, kind: str) -> None:
@@ -305,7 +324,7 @@ def check_same(path: Path, stored: Any, wanted: Any, kind: str) -> None:
 
 def check_search(task: Task, search: Search) -> None:
     """Check that a search can be carried out."""
-    make = PointMaker(search)
+    make = PointMaker(search.algorithm, search.fixed, search.options)
     rounds = split_options(search.options)[0]
     for point in _next_points(search, [], search.size):
         algorithm = make(point).algorithm
@@ -317,24 +336,24 @@ def check_search(task: Task, search: Search) -> None:
 
 
 class PointMaker:
-    """Makes the points of a search; points that only differ in numbers share a constructor, and so a compilation."""
+    """Makes algorithms as points; those that only differ in numbers share a constructor, and so a compilation."""
 
-    def __init__(self, search: Search) -> None:
-        self.search = search
+    def __init__(self, algorithm: str, fixed: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        self.algorithm, self.fixed = algorithm, fixed
+        self._wrappers = {} if algorithm in BASELINES else options.get("wrappers") or {}
         self._constructors: dict[tuple[Any, ...], Callable[..., FedAlgorithm]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.search,)
+        return type(self), (self.algorithm, self.fixed, {"wrappers": self._wrappers})
 
     def __call__(self, values: Mapping[str, Any]) -> Point:
         """Return the point of these values."""
         free = {name: float(value) for name, value in values.items() if is_number(value)}
         words = {name: value for name, value in values.items() if name not in {*free, WEIGHTING}}
-        fixed = {**split_weighting(self.search.fixed)["hyperparameters"], **words}
-        wrappers = self.search.options.get("wrappers") or {}
+        fixed = {**split_weighting(self.fixed)["hyperparameters"], **words}
 
         def make(**numbers: Any) -> FedAlgorithm:
-            return wrap(build(self.search.algorithm, {**fixed, **numbers}), **wrappers)
+            return wrap(build(self.algorithm, {**fixed, **numbers}), **self._wrappers)
 
         return Point(self._constructors.setdefault(tuple(words.items()), make), free)
 

@@ -58,15 +58,10 @@ def run_jobs(
 ) -> list[Any]:
     """Run jobs one after another, or by the workers of an executor; return their results in order.
 
-    Args:
-      task: the task of all.
-      shared: a further argument of all, that pickle can send.
-      jobs: the runs.
-      folder: of the results, where workers look whether they should stop.
-      update: is told of all rounds together.
-      executor: any `concurrent.futures.Executor`, or another object whose `submit` returns what has `done`, `result`
-        and `cancel`.
-      first, count: these are the jobs from `first` on of `count`, for `update`.
+    `shared` is a further argument of all jobs, which pickle can send. In the `folder` of the results workers look
+    whether they should stop. `update` receives the rounds of all jobs together, which are those from `first` on of
+    `count`. Besides an `Executor`, `executor` may be an object whose `submit` returns what has `done`, `result` and
+    `cancel`.
 
     Raises:
       UsageError: the task or an argument cannot be sent.
@@ -130,11 +125,7 @@ def _stop(stop: Path, pending: list[Any]) -> None:
 
 
 def work(settings: dict[str, Any], packed: bytes, stop: Path, job: Job) -> Any:
-    """Do a job in a worker; None if it was stopped.
-
-    Raises:
-      RunError: this process is not as the one that sends the job.
-    """
+    """Do a job in a worker; None if it was stopped. A `RunError` if this process differs from the one that sends it."""
     if settings["version"] != fedoptax.__version__:
         raise RunError(f"a worker has fedoptax {fedoptax.__version__}, and {settings['version']} is needed")
     for name in random_settings():
@@ -200,9 +191,7 @@ class Processes(Executor):
 def open_executor(workers: str | None, folder: Path) -> Iterator[Any]:
     """Open the executor that `workers` names: N processes, `dask:ADDRESS` or `submitit:PARTITION`; of None, None.
 
-    Raises:
-      UsageError: it is none of these, or a package is missing.
-      RunError: no answer from the address.
+    Another text or a missing package is a `UsageError`, an address without an answer a `RunError`.
     """
     kind, _, place = (workers or "").partition(":")
     if workers is None:

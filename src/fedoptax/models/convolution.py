@@ -113,10 +113,7 @@ def conv(
 
 
 def _without_unused_weights(kernel: jax.Array, geometry: _Geometry) -> tuple[jax.Array, _Geometry]:
-    """Leave out the rows and columns of a kernel that only meet padding: of 3 × 3 on one pixel one weight is left.
-
-    The last stage of ResNet-18 on 24 × 24 images is such: its rounds need 0.55 of the FLOPs.
-    """
+    """Leave out a kernel's rows and columns that only meet padding: 0.45 of the FLOPs of a round of ResNet-18."""
     spans, pads = [], []
     for size, k, stride, (low, high), places in zip(*geometry, geometry.output):
         first = max(0, low - (places - 1) * stride)  # the last output's first weight on x
@@ -199,10 +196,7 @@ def _on_cpu(a: jax.Array, b: jax.Array, *, solve: Role, geometry: _Geometry, low
 
 
 def _on_accelerator(a: jax.Array, b: jax.Array, *, solve: Role, geometry: _Geometry, lowering: Lowering) -> jax.Array:
-    """Patches where clients have kernels of their own: a grouped convolution makes a round 3 times as long.
-
-    Measured on an H100: a round of `cnn` 6.5 ms instead of 17.8, of the unstrided ResNet-18 26.8 instead of 81.4.
-    """
+    """Patches where clients have kernels of their own: a round of `cnn` took 6.5 ms, by grouped ones 17.8 (H100)."""
     if lowering == "auto":
         fits = _patch_bytes(a, _shapes(solve, a, b, geometry)) <= MAX_PATCHES
         lowering = "patches" if len(a) > 1 and fits else "lax"

@@ -99,10 +99,7 @@ def _rows(x: jax.Array) -> jax.Array:
 
 
 def _weights_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
-    """xᵀ dy, (in, out), of x (rows, in) and dy (rows, out).
-
-    A CPU transposes x first: XLA would rather transpose dy, which is larger, and multiply on a slower path.
-    """
+    """xᵀ dy of x (rows, in) and dy (rows, out), on a CPU with x transposed: XLA would transpose dy, which is larger."""
     return lax.platform_dependent(
         x, dy, cpu=lambda x, dy: lax.optimization_barrier(x.T) @ dy, default=lambda x, dy: x.T @ dy
     )

@@ -22,15 +22,9 @@ def vit(
 ) -> Model:
     """A vision transformer (Dosovitskiy et al. 2021) in a size for small images: 2,693,194 parameters for CIFAR-10.
 
-    Patches, learned positions, `depth` blocks, the mean over patches, dense.
-
-    Args:
-      input_shape: (height, width, channels), both sides multiples of `patch`.
-      num_classes: at least 2.
-      patch: pixels of a patch's side.
-      width: numbers per patch, a multiple of `heads`.
-      depth: number of blocks.
-      heads: attention heads per block.
+    Patches, learned positions, `depth` blocks with so many `heads` of attention, the mean over patches, dense. The
+    height and width of images are multiples of `patch`, the side of a patch; `width`, the numbers per patch, is one of
+    `heads`.
     """
     rows, columns, channels = check_input(input_shape, num_classes, smallest=check_int("patch", patch))
     if rows % patch or columns % patch:
@@ -42,14 +36,9 @@ def vit(
 def gpt(vocabulary: int, context: int = 80, width: int = 128, depth: int = 4, heads: int = 4) -> Model:
     """A causal language model laid out as GPT-2 (Radford et al. 2019): 826,714 parameters for Shakespeare's characters.
 
-    Embedding and learned positions, `depth` blocks, norm, dense, which is not tied to the embedding.
-
-    Args:
-      vocabulary: number of tokens, at least 2.
-      context: the longest sequence.
-      width: numbers per token, a multiple of `heads`.
-      depth: number of blocks.
-      heads: attention heads per block.
+    Embedding and learned positions, `depth` blocks with so many `heads` of attention, norm, dense, which is not tied to
+    the embedding. `vocabulary` is the number of tokens, at least 2, `context` the longest sequence; `width`, the
+    numbers per token, is a multiple of `heads`.
     """
     check_int("vocabulary", vocabulary, 2)
     check_int("context", context)

@@ -12,7 +12,6 @@ slower on a CPU. Bᵀ stands on the diagonal of a matrix for a whole axis, which
 
 import math
 import os
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -55,10 +54,7 @@ def pays(n: int, height: int, width: int, fan_in: int, out: int) -> bool:
 
 
 def has_few_cores() -> bool:
-    """Whether at most two cores work on one device's program: with a device per core, or on a small machine.
-
-    XLA does most of Winograd's products one after another on one core, but shares the one large product of patches out.
-    """
+    """Whether at most two cores work on a device's program: XLA shares the product of patches out, but not these."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores <= 2 or jax.local_device_count() > 1
 
@@ -80,8 +76,8 @@ def conv3x3(x: jax.Array, kernel: jax.Array) -> jax.Array:
     # Kronecker products transform both axes at once
     weights = _multiply(np.kron(of_weights, of_weights), kernel.reshape(1, 9, -1)).reshape(places**2, channels, -1)
     products = (pixels @ weights).reshape(1, places**2, -1)
-    outputs = _multiply(np.kron(of_outputs, of_outputs), products)
-    images = _join_tiles(outputs, (n, down * m, across * m, kernel.shape[3]), m)
+    outputs = _multiply(np.kron(of_outputs, of_outputs), products).reshape(m, m, n, down, across, -1)
+    images = outputs.transpose(2, 3, 0, 4, 1, 5).reshape(n, down * m, across * m, -1)
     return images[:, : height - 2, : width - 2]
 
 
@@ -106,37 +102,13 @@ def _multiply(matrix: np.ndarray, x: jax.Array) -> jax.Array:
     backend has a path that takes twice as long (1.08 of the EMNIST CNN's round).
     """
 
-    def product(matrix: np.ndarray, x: jax.Array) -> jax.Array:
+    @jax.custom_vjp
+    def product(x: jax.Array) -> jax.Array:
         constant = jnp.asarray(matrix, x.dtype)
         if len(x) == 1:
             return (constant @ x[0])[None]
         # behind a barrier it is repeated once for a compiled loop, not at every step: 0.97 of the EMNIST CNN's round
         return lax.optimization_barrier(jnp.broadcast_to(constant, (len(x), *constant.shape))) @ x
 
-    return _linear_map(lambda x: product(matrix, x), lambda y_bar: product(matrix.T, y_bar))(x)
-
-
-def _join_tiles(outputs: jax.Array, shape: tuple[int, int, int, int], m: int) -> jax.Array:
-    """Outputs (1, m², n · tiles · out), place by place, as images of `shape` (n, height, width, out)."""
-    n, height, width, out = shape
-
-    def images(outputs: jax.Array) -> jax.Array:
-        tiles = outputs.reshape(m, m, n, height // m, width // m, out)
-        return tiles.transpose(2, 3, 0, 4, 1, 5).reshape(shape)
-
-    def places(y_bar: jax.Array) -> jax.Array:  # slices are copied faster than a transposed array
-        written = lax.optimization_barrier(y_bar)
-        slices = [written[:, i::m, j::m] for i in range(m) for j in range(m)]
-        return lax.optimization_barrier(jnp.stack(slices)).reshape(outputs.shape)
-
-    return _linear_map(images, places)(outputs)
-
-
-ArrayMap = Callable[[jax.Array], jax.Array]
-
-
-def _linear_map(function: ArrayMap, transpose: ArrayMap) -> ArrayMap:
-    """A linear `function` whose gradient is `transpose`, and the other way round."""
-    mapped = jax.custom_vjp(function)
-    mapped.defvjp(lambda x: (function(x), None), lambda _, y_bar: (_linear_map(transpose, function)(y_bar),))
-    return mapped
+    product.defvjp(lambda x: (product(x), None), lambda _, y_bar: (_multiply(matrix.T, y_bar),))
+    return product(x)

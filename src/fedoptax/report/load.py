@@ -89,11 +89,7 @@ class Run:
 
 
 def load_runs(path: str | Path) -> list[Run]:
-    """Load all runs at or below a folder, but not of searches, in the comparison's order or else sorted by name.
-
-    Raises:
-      RunError: there is no run, or one is damaged or of another format.
-    """
+    """Load the runs at or below a folder, but not of searches, in the comparison's order; a `RunError` without any."""
     folders = find_folders(Path(path))
     runs = [load_run(folder, comparison) for folder, mark, comparison in folders if mark == "config.json"]
     if not runs:
@@ -104,11 +100,7 @@ def load_runs(path: str | Path) -> list[Run]:
 def find_folders(
     root: Path, comparison: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[tuple[Path, str, Mapping[str, Any]]]:
-    """Find run and search folders: each, the file that marks it, and the record of its comparison, empty without one.
-
-    Raises:
-      RunError: `root` is no folder, or a comparison in it is damaged.
-    """
+    """Find run and search folders: each, the file that marks it, and the record of its comparison, else nothing."""
     if not root.is_dir():
         raise RunError(f"'{root}' is not a folder with runs")
     for mark in ("config.json", "tune.json"):

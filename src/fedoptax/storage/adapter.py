@@ -13,7 +13,7 @@ from fedoptax._files import read_json, read_params_file, using
 from fedoptax.algorithm import Tree
 from fedoptax.data.text import TextTokenizer
 from fedoptax.errors import UsageError, check_int
-from fedoptax.models.adapters import Lora, write_adapters
+from fedoptax.models.llama import Lora, write_adapters
 from fedoptax.storage.model import BEST, LAST
 from fedoptax.tasks.pretrained import frozen_a, join_adapters, model_folder, read_model, read_settings
 from fedoptax.tasks.recipe import TEXT_PREFIX, TaskOptions

@@ -42,9 +42,8 @@ def save_checkpoint(
 ) -> None:
     """Save the states after `round` rounds in a run folder, and remove those of later rounds.
 
-    Everything else that a run continues with follows from its config: keys and the order of data are functions of the
-    seed and the round. `sync` writes what else must not be behind the states, and returns what `HistoryFile.sync`
-    does, or None where there is no history.
+    All else follows from the run's config: keys and the order of data are functions of the seed and the round. `sync`
+    writes what must not be behind the states, and returns what `HistoryFile.sync` does, or None without a history.
     """
     place, temporary = folder / FOLDER / str(round), folder / FOLDER / f".{round}.{os.getpid()}.tmp"
     leaves = jax.tree.leaves(_states(server, clients))
@@ -77,22 +76,14 @@ def save_checkpoint(
 
 
 def save_clients(clients: OnHost, place: Any = None, prepare: Callable[[], None] = lambda: None) -> None:
-    """Save the states of each process's clients, in a call of all; the leader knows the place, and prepares it.
-
-    Raises:
-      RunError: it cannot be written by all.
-    """
+    """Save the states of each process's clients, in a call of all; the leader knows the place, and prepares it."""
     place = broadcast(place)
     run_on_all_or_fail(prepare)
     run_on_all_or_fail(lambda: clients.save(place))
 
 
 def load_clients(clients: OnHost, folder: Path | None, round: int) -> None:
-    """Load in the other processes what the leader restored from its run folder, in a call of all.
-
-    Raises:
-      RunError: another process cannot read it.
-    """
+    """Load in the other processes what the leader restored from its run folder, in a call of all."""
     place = broadcast(None if folder is None or not round else folder.absolute() / FOLDER / str(round) / "clients")
     run_on_all_or_fail(lambda: None if place is None or is_leader() else clients.load(place))
 

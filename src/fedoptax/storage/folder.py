@@ -7,8 +7,7 @@ unfinished last line. A lock keeps a second process out.
 import io
 import shutil
 import struct
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -18,13 +17,9 @@ import jax
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedoptax._files import pack_arrays, read_arrays, read_json, read_params_file, using, write_atomically, write_json
+from fedoptax._files import pack_arrays, read_arrays, read_json, read_params_file, using
 from fedoptax.algorithm import Tree
-from fedoptax.engine.client_states import ClientStates
 from fedoptax.errors import RunError, UsageError, check_type, shorten
-from fedoptax.storage.checkpoint import save_checkpoint
-from fedoptax.storage.history import ClientsFile, History, HistoryFile, Row
-from fedoptax.tasks.metrics import Column
 from fedoptax.tree import leaf_names
 
 MARKS = ("config.json", "compare.json", "tune.json")
@@ -62,8 +57,12 @@ def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Pa
         if not overwrite:
             raise UsageError(f"out: '{folder}' already has results; choose another folder, overwrite it or resume it")
         if remove:
-            with locked(folder):
-                _clear(folder)
+            with locked(folder):  # what tells that it holds results goes last, so that a killed process can be repeated
+                for path in sorted(folder.iterdir(), key=lambda path: path.name in MARKS):
+                    if path.is_dir() and not path.is_symlink():
+                        shutil.rmtree(path)
+                    elif path.name != LOCK:
+                        path.unlink()
     return folder
 
 
@@ -133,86 +132,6 @@ def named_leaves(tree: Any) -> dict[str, np.ndarray]:
     return {name or "params": a.astype("f4") if a.dtype.kind == "V" else a for name, a in arrays}
 
 
-class RunFolder:
-    """The folder of one run while it is written, `locked` for this process; `history` is of rounds done before.
-
-    Checkpoints are due `every` so many seconds; `source` is the folder of the run that is continued.
-    """
-
-    def __init__(
-        self, folder: Path, config: Mapping[str, Any], history: History, every: float, source: str | Path | None = None
-    ) -> None:
-        self._folder, self._history, self._every = folder, history, every
-        write_json(folder / "config.json", config)
-        self._summarize(Status.RUNNING, None, 0.0, None)
-        self._rows = HistoryFile(folder, history.rows)
-        names = config.get("client_names")
-        self._clients = ClientsFile(folder, source, len(history), names) if config.get("client_metrics") else None
-        self._saved = time.monotonic()
-
-    def add(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None = None) -> None:
-        """Add rounds to the history, and the metrics of the clients, (clients,) each, after the last of them."""
-        self._rows.append(rows)
-        if self._clients is not None and by_client is not None:
-            self._clients.add(rows[-1]["round"], by_client)
-
-    def is_due(self) -> bool:
-        """Return whether it is time for a checkpoint."""
-        return time.monotonic() - self._saved > self._every
-
-    def save(
-        self, state: Tree, clients: ClientStates, best: Tree | None = None, notes: Mapping[str, Any] | None = None
-    ) -> None:
-        """Save the states after the finished rounds, and their number in case the process is killed.
-
-        `best` are the best parameters so far, if they are kept; `state` holds them too, for a run that is continued.
-        """
-        save_checkpoint(self._folder, len(self._history), state, clients, self._sync)
-        if best is not None:
-            write_atomically(self._folder / "best.npz", pack_arrays(named_leaves(best)))
-        self._summarize(Status.RUNNING, None, 0.0, notes)
-        self._saved = time.monotonic()
-
-    def _sync(self) -> Mapping[str, Any]:
-        if self._clients is not None:
-            self._clients.write()
-        return self._rows.sync()
-
-    def end(
-        self, status: str, message: str | None, params: Tree, compile_seconds: float, notes: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Write the final parameters and summary.json, with `notes` in it, and return the summary."""
-        write_atomically(self._folder / "params.npz", pack_arrays(named_leaves(params)))
-        return self._summarize(status, message, compile_seconds, notes)
-
-    def _summarize(
-        self, status: str, message: str | None, compile_seconds: float, notes: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
-        rows = self._history.rows
-        metrics = [name for name in (rows[-1] if rows else {}) if name == "epsilon" or Column.parse(name)]
-        summary = {
-            "status": status,
-            "message": message,
-            "rounds_done": len(rows),
-            "final": {name: self._history.last(name) for name in metrics},
-            **{name: sum(row[name] for row in rows) for name in ("bytes_down", "bytes_up", "seconds")},
-            "compile_seconds": compile_seconds,
-            "ended": round(time.time(), 3),  # seconds since 1970
-            **(notes or {}),
-        }
-        write_json(self._folder / "summary.json", summary)
-        return summary
-
-
 def _is_leftover(path: Path) -> bool:
     """Return whether a file is a lock, or one that a killed process did not finish."""
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".tmp"))
-
-
-def _clear(folder: Path) -> None:
-    """Empty a folder; what tells that it holds results goes last, so that a killed process can be repeated."""
-    for path in sorted(folder.iterdir(), key=lambda path: path.name in MARKS):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != LOCK:
-            path.unlink()

@@ -1,24 +1,32 @@
-"""A pretrained language model on your own texts: `text:PATH`, trained in full or by adapters on a frozen base."""
+"""Models that start from others: `text:PATH`, a pretrained language model on your own texts, and LoRA of any task.
+
+A language model is trained in full or by adapters on a frozen base; of another task low-rank changes of its kernels.
+"""
 
 import hashlib
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
+from fedoptax._files import read_params_file
 from fedoptax.algorithm import Tree, nbytes
 from fedoptax.data.cache import ArrayWriter, cached
 from fedoptax.data.federated import FederatedData
 from fedoptax.data.text import IGNORED, TextTokenizer, as_sequences, read_texts
-from fedoptax.errors import DataError, UsageError, check_int
+from fedoptax.errors import DataError, UsageError, check_int, check_type
 from fedoptax.models import llama
-from fedoptax.models.adapters import Lora, init_adapters, read_adapters
+from fedoptax.models.llama import Lora, init_adapters, read_adapters
 from fedoptax.models.model import Model, count_params
 from fedoptax.tasks.recipe import TEXT_PREFIX, Recipe, TaskOptions
-from fedoptax.tasks.task import Frozen, Task
+from fedoptax.tasks.task import Frozen, Task, check_task
 from fedoptax.tasks.text import next_token
 
 
@@ -31,8 +39,7 @@ def text_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
 
     With `lora` clients train and send adapters of that rank, of the linear maps `lora_targets`, beside one base that
     all share; `freeze_a` trains B alone (FFA-LoRA, Sun et al. 2024), whose mean is exactly the mean of the products.
-    `base_adapter` starts from a folder of PEFT's, and has its rank, factor and targets. Without `lora` and
-    `base_adapter` the whole model is trained.
+    `base_adapter` starts from a folder of PEFT's, with its rank, factor and targets. Else the whole model is trained.
     """
     path, context = (
         Path(os.path.expanduser(name.removeprefix(TEXT_PREFIX))),
@@ -155,3 +162,64 @@ def read_clients(
     clients = FederatedData(examples, np.concatenate([[0], np.cumsum(sizes)]))
     left, held_out, owners = clients.split(0.1 if share is None else share, options.seed)
     return (left, owners, held_out) if len(owners) else (clients, owners, None)
+
+
+def with_lora(task: Task, base: str | Path | Tree, rank: int) -> Task:
+    """Return `task` with its dense kernels frozen at `base` and trained by low-rank changes (Hu et al. 2022).
+
+    A kernel W (m, n) becomes W + A B with A (m, rank), normal with deviation 1/√m at first, and B (rank, n), zero at
+    first, so training starts from the base. What the base has not, or in another shape, such as the head of another
+    number of classes, starts anew and is trained in full. All else stays as in the base. A, B and what is trained in
+    full are all the parameters of the new task: nothing else is sent, counted or stored. The server averages A and B
+    each, which is not the average of A B.
+
+    The parameters of the task are nested dictionaries, as those of `fedoptax.models` are; `base` are such ones, or a
+    run folder or `.npz` file that holds them. It is a `UsageError` if they cannot be read, or hold no dense kernel.
+
+    Example:
+      >>> import jax, fedoptax as fx
+      >>> task = fx.load_task("digits")
+      >>> small = fx.with_lora(task, task.init(jax.random.key(0)), rank=2)
+      >>> sorted(small.init(jax.random.key(1))["dense1"]["kernel"])
+      ['a', 'b']
+    """
+    check_task(task)
+    check_int("lora", rank)
+    if isinstance(base, str | Path):
+        frozen = {tuple(name.split("/")): array for name, array in read_params_file("base", base).items()}
+    else:
+        check_type("base", base, Mapping)
+        frozen = flatten_dict(jax.tree.map(np.asarray, base))
+    shapes = {path: leaf.shape for path, leaf in flatten_dict(jax.eval_shape(task.init, jax.random.key(0))).items()}
+    known = {path for path, shape in shapes.items() if path in frozen and frozen[path].shape == shape}
+    kernels = sorted(path for path in known if path[-1] == "kernel" and len(shapes[path]) == 2)
+    if not kernels:
+        raise UsageError(f"base must hold dense kernels of the model of task '{task.name}', got none")
+
+    def init(key: jax.Array) -> Tree:
+        fresh = flatten_dict(task.init(key))
+        params: dict[Any, Any] = {path: leaf for path, leaf in fresh.items() if path not in known}
+        for path, kernel_key in zip(kernels, jax.random.split(jax.random.fold_in(key, 1), len(kernels)), strict=True):
+            inputs, outputs = shapes[path]
+            params[*path, "a"] = jax.random.normal(kernel_key, (inputs, rank), jnp.float32) / inputs**0.5
+            params[*path, "b"] = jnp.zeros((rank, outputs), jnp.float32)
+        return unflatten_dict(params)
+
+    def merge(params: Tree) -> Tree:
+        trained, whole = flatten_dict(params), {}
+        dtype = jax.tree.leaves(params)[0].dtype
+        for path in shapes:
+            whole[path] = jnp.asarray(frozen[path], dtype) if path in known else trained[path]
+            if path in kernels:
+                whole[path] = whole[path] + trained[*path, "a"] @ trained[*path, "b"]
+        return unflatten_dict(whole)
+
+    predict = task.predict
+    return replace(
+        task,
+        init=init,
+        loss=lambda params, batch, key: task.loss(merge(params), batch, key),
+        metrics=lambda params, batch: task.metrics(merge(params), batch),
+        predict=None if predict is None else lambda params, batch: predict(merge(params), batch),
+        spec={**task.spec, "lora": rank} | ({"base": str(base)} if isinstance(base, str | Path) else {}),
+    )

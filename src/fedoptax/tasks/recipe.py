@@ -49,10 +49,7 @@ PARTITION_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def defer_import(path: str, *arguments: Any, **options: Any) -> Callable[..., Any]:
-    """Return `partial` of a function, `MODULE:FUNCTION` of fedoptax, that is imported when it is called.
-
-    Names of tasks and models are listed and checked without importing JAX, which takes seconds.
-    """
+    """Return `partial` of a function, `MODULE:FUNCTION` of fedoptax, that is imported when called, as JAX is slow."""
 
     def call(*others: Any, **more: Any) -> Any:
         module, _, name = path.partition(":")

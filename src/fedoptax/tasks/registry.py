@@ -198,7 +198,7 @@ def load_task(name: str, **options: Any) -> Task:
       >>> fx.load_task("digits", partition="dirichlet", alpha=0.1, num_clients=20, seed=1).num_clients
       20
     """
-    from fedoptax.tasks.lora import with_lora
+    from fedoptax.tasks.pretrained import with_lora
     from fedoptax.tasks.task import with_compute_dtype, with_metrics, with_validation
 
     recipe = recipe_of(name)

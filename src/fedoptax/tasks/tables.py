@@ -25,10 +25,9 @@ def learn_table(
 ) -> dict[str, Any]:
     """Return the attributes of `Task` for tables with a schema and the preprocessing of their features.
 
-    The model has an output for each class, or one for a number. `loss`, of a number, is one of `LOSSES`, None for
-    squared; `class_weight`, of classes, is that of `class_weights`.
-
-    A `UsageError` if an option does not apply to the target or is wrong; a `DataError` if there is only one class.
+    The model has an output for each class, or one for a number. `loss`, of a number, is one of `LOSSES`;
+    `class_weight`, of classes, is that of `class_weights`. One that does not apply is a `UsageError`, a single class a
+    `DataError`.
     """
     inputs: dict[str, Any] = {"schema": schema.to_toml(), "fill": [float(value) for value in prepared.fill]}
     if schema.target.kind == "class":
@@ -52,13 +51,11 @@ def default_metrics(schema: Schema) -> str | None:
 
 
 def regression(model: Model, prepared: Preparation, loss: str = "squared") -> dict[str, Any]:
-    """Return the attributes of `Task` for regression.
+    """Return the attributes of `Task` for regression; metrics: `mae`, `rmse`, `r2` in the target's units, and `loss`.
 
     The model's output is in standard deviations about the mean of the federation's training examples; with the Poisson
-    loss, for counts, it is the logarithm of the rate by this mean. The Huber loss is squared up to one deviation, then
-    linear. Metrics: `mae`, `rmse`, `r2`, in the target's units, and `loss`.
-
-    A `UsageError` if `loss` is none of these; a `DataError` if the mean is not positive with the Poisson loss.
+    loss, for counts, it is the logarithm of the rate by this mean, which must be positive (else a `DataError`). The
+    Huber loss is squared up to one deviation, then linear.
     """
     check_choice("loss", loss, LOSSES)
     mean, deviation = prepared.target
@@ -95,10 +92,8 @@ def regression(model: Model, prepared: Preparation, loss: str = "squared") -> di
 def class_weights(text: str | None, names: Sequence[str], counts: np.ndarray) -> np.ndarray | None:
     """Return the weight of each class in the training loss, (C,), or None for equal ones.
 
-    `text` is `"balanced"`, for n / (C · n_c) of the federation's n training examples, or `"yes=5,no=1"`, of which
-    classes that are left out have 1.
-
-    A `UsageError` if it is neither; a `DataError` for balanced weights of a class without examples.
+    `text` is `"balanced"`, for n / (C · n_c) of the federation's n training examples, where a class without examples is
+    a `DataError`; or `"yes=5,no=1"`, where classes that are left out have 1.
     """
     if text is None:
         return None

@@ -198,9 +198,7 @@ def at_least_float32(x: jax.Array) -> jax.Array:
     return x.astype(np.promote_types(x.dtype, np.float32))
 
 
-def padded_loss(
-    loss: LossFn, params: Tree, batch: Mapping[str, jax.Array], key: jax.Array, name: str = "loss"
-) -> jax.Array:
+def padded_loss(loss: LossFn, params: Tree, batch: Any, key: jax.Array, name: str = "loss") -> jax.Array:
     """Evaluate `loss` on a padded batch (with its `mask`) such that padding does not count.
 
     A loss whose value depends on the mask is called with it. For any other, the mean over real examples of the loss of
@@ -220,7 +218,7 @@ def padded_loss(
 def depends_on_argument(function: Callable[[Any], Any], argument: Any) -> bool:
     """Whether the arrays that `function` returns depend on its argument (arrays, or structs); nothing is computed.
 
-    Under `jax.vmap` over the argument alone, outputs that do not depend on it are not mapped.
+    `jax.vmap` over the argument alone does not map outputs that do not depend on it.
     """
     stacked = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), argument)
     try:

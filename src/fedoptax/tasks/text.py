@@ -9,7 +9,7 @@ import optax
 
 from fedoptax.algorithm import Tree
 from fedoptax.data.datasets import shakespeare, stackoverflow, wikitext
-from fedoptax.data.datasets.tokens import BOS, OOV, special_tokens, token_names
+from fedoptax.data.datasets.source import BOS, OOV, special_tokens, token_names
 from fedoptax.errors import check_choice
 from fedoptax.models import Model, so_logistic
 from fedoptax.tasks.metrics import perplexity

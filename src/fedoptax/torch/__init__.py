@@ -12,9 +12,16 @@ from fedoptax.errors import UsageError
 if find_spec("torch") is None:
     raise UsageError("PyTorch is not installed (pip install 'fedoptax[torch]')")
 
-from fedoptax.torch.gradients import ModuleState, torch_grad_fn, with_module
+from fedoptax.torch.gradients import (
+    ModuleState,
+    buffers_from_module,
+    load_buffers,
+    load_params,
+    params_from_module,
+    torch_grad_fn,
+    with_module,
+)
 from fedoptax.torch.language import causal_lm_task, save_adapter
 from fedoptax.torch.loop import with_loop
 from fedoptax.torch.optim import FAFED, STEM, FedLAMB, LocalAMSGrad
-from fedoptax.torch.params import buffers_from_module, load_buffers, load_params, params_from_module
 from fedoptax.torch.task import module_task

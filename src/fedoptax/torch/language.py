@@ -17,7 +17,7 @@ from fedoptax.errors import check_int
 from fedoptax.experiments.result import RunResult
 from fedoptax.tasks.metrics import perplexity
 from fedoptax.tasks.task import Task
-from fedoptax.torch.params import load_params
+from fedoptax.torch.gradients import load_params
 from fedoptax.torch.task import ModuleMetric, module_task
 
 Examples = Sequence[str | Mapping[str, Any]]

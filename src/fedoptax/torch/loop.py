@@ -14,8 +14,18 @@ from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload
 from fedoptax.engine.batches import Minibatch
 from fedoptax.engine.xla import call_host
 from fedoptax.errors import UsageError, check_function, check_int, check_output
-from fedoptax.torch.gradients import ONE_AT_A_TIME, ModuleState, real_examples, seed_of
-from fedoptax.torch.params import buffers_from_module, flatten, load_buffers, load_params, to_array, trained
+from fedoptax.torch.gradients import (
+    ONE_AT_A_TIME,
+    ModuleState,
+    buffers_from_module,
+    flatten,
+    load_buffers,
+    load_params,
+    real_examples,
+    seed_of,
+    to_array,
+    trained,
+)
 
 Train = Callable[[nn.Module, Any, Mapping[str, Any]], Any]
 """`train(module, examples, config)`: trains the module, returns the number of examples or (number, mean loss)."""

@@ -14,8 +14,15 @@ from fedoptax.data.federated import FederatedData
 from fedoptax.engine.xla import call_host
 from fedoptax.errors import UsageError, check_output
 from fedoptax.tasks.task import Task
-from fedoptax.torch.gradients import ModuleGradient, ModuleLoss, as_tensors, gradient_form
-from fedoptax.torch.params import check_params, params_from_module, trained
+from fedoptax.torch.gradients import (
+    ModuleGradient,
+    ModuleLoss,
+    as_tensors,
+    check_params,
+    gradient_form,
+    params_from_module,
+    trained,
+)
 
 ModuleMetric = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
 """`metric(module, batch)`: one value per example, (batch,), or a pair (values, weights)."""

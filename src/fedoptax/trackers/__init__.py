@@ -1,10 +1,12 @@
 """Trackers of a run besides its folder: TensorBoard, MLflow, Weights & Biases, or your own object."""
 
+import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from fedoptax.errors import UsageError, check_choice, import_extra, shorten
 
@@ -13,17 +15,11 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Tracked:
-    """The run that a tracker follows.
+    """The run that a tracker follows."""
 
-    Attributes:
-      folder: of the run; a tracker writes its files to a subfolder.
-      config: as in config.json.
-      done: rounds that were done, and reported, before: 0 for a new run.
-    """
-
-    folder: Path
-    config: Mapping[str, Any]
-    done: int
+    folder: Path  # of the run; a tracker writes its files to a subfolder
+    config: Mapping[str, Any]  # as in config.json
+    done: int  # rounds that were done, and reported, before: 0 for a new run
 
 
 class Tracker(Protocol):
@@ -50,26 +46,18 @@ def notify(trackers: list[Tracker], call: Callable[[Tracker], None]) -> None:
             print(f"fedoptax: {type(tracker).__name__} is left out from now on: {why}", file=sys.stderr)
 
 
-TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
-"""Names, each of a module here and of an extra of the package, and the tracker's class in the module."""
-
-
 def as_trackers(trackers: Iterable[str | Tracker]) -> list[Tracker]:
     """Return trackers, created from their names if needed.
 
-    Raises:
-      UsageError: a name is unknown or occurs twice, or its package is not installed.
+    A name that is unknown or occurs twice, or whose package is not installed, is a `UsageError`.
     """
     chosen = list(trackers)
     names = [one for one in chosen if isinstance(one, str)]
     if len(set(names)) < len(names):
         raise UsageError(f"trackers must name each tracker once, got {', '.join(names)}")
-    return [_make_tracker(one) if isinstance(one, str) else one for one in chosen]
-
-
-def _make_tracker(name: str) -> Tracker:
-    check_choice("trackers", name, TRACKERS)
-    return getattr(import_extra(f"fedoptax.trackers.{name}", f"trackers: {name} needs", name), TRACKERS[name])()
+    for name in names:
+        check_choice("trackers", name, TRACKERS)
+    return [TRACKERS[one]() if isinstance(one, str) else one for one in chosen]
 
 
 def numbers_of(row: Row) -> dict[str, float]:
@@ -91,3 +79,109 @@ def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str
 def title_of(config: Mapping[str, Any]) -> str:
     """Return a run's name for trackers."""
     return f"{config['algorithm']['name']} on {config['task']['name']}, seed {config['seed']}"
+
+
+class TensorBoard:
+    """Scalars by round, in the folder `tensorboard` of the run: `tensorboard --logdir RUNS`."""
+
+    def __init__(self) -> None:
+        self._package = import_extra("tensorboardX", "trackers: tensorboard needs", "tensorboard")
+
+    def start(self, run: Tracked) -> None:
+        """Open an event file; what an older one has beyond the rounds of a continued run is not shown."""
+        purge = run.done + 1 if run.done else None
+        self._writer = self._package.SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge)
+        if not run.done:
+            lines = [f"- {name}: `{value}`" for name, value in flatten_config(run.config).items()]
+            self._writer.add_text("config", "\n".join(lines), 0)
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Write a scalar for each number of each row."""
+        for row in rows:
+            for name, value in numbers_of(row).items():
+                self._writer.add_scalar(name, value, row["round"])
+        self._writer.flush()
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+class MLflow:
+    """Parameters and metrics in an MLflow store: `mlflow ui --backend-store-uri sqlite:///RUN/mlflow/mlflow.db`.
+
+    Where MLFLOW_TRACKING_URI is set, the run goes there; else to a database in the folder `mlflow` of the run.
+    """
+
+    states: ClassVar = {"completed": "FINISHED", "stopped early": "FINISHED", "interrupted": "KILLED"}
+
+    def __init__(self) -> None:
+        self._package = import_extra("mlflow", "trackers: mlflow needs", "mlflow")
+
+    def start(self, run: Tracked) -> None:
+        """Begin a run there, or continue that of this folder."""
+        folder = run.folder / "mlflow"
+        folder.mkdir(exist_ok=True)
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'mlflow.db').absolute()}"
+        self._client = self._package.MlflowClient(tracking_uri=uri)
+        note = folder / "run-id.txt"
+        if run.done and note.is_file():
+            self._id = note.read_text(encoding="utf-8").strip()
+            self._client.update_run(self._id, status="RUNNING")
+            return
+        found = self._client.get_experiment_by_name("fedoptax")
+        place = (folder / "artifacts").absolute().as_uri()
+        experiment = found.experiment_id if found else self._client.create_experiment("fedoptax", place)
+        self._id = self._client.create_run(experiment, run_name=title_of(run.config)).info.run_id
+        note.write_text(self._id, encoding="utf-8")
+        texts = {name: str(value)[:250] for name, value in flatten_config(run.config).items()}
+        parameters = [self._package.entities.Param(*pair) for pair in texts.items()]
+        self._client.log_batch(self._id, params=parameters[:100])
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Log a metric for each number of each row, with the round as its step."""
+        make, now = self._package.entities.Metric, int(time.time() * 1000)
+        metrics = [make(name, value, now, row["round"]) for row in rows for name, value in numbers_of(row).items()]
+        for begin in range(0, len(metrics), 1000):  # MLflow's limit
+            self._client.log_batch(self._id, metrics=metrics[begin : begin + 1000])
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """Set the state of the run there."""
+        self._client.set_terminated(self._id, self.states.get(str(summary["status"]), "FAILED"))
+
+
+class WandB:
+    """A run of Weights & Biases, offline unless WANDB_MODE says otherwise, to be sent by `wandb sync RUN/wandb/…`."""
+
+    def __init__(self) -> None:
+        self._package = import_extra("wandb", "trackers: wandb needs", "wandb")
+
+    def start(self, run: Tracked) -> None:
+        """Begin a run, or a further part of the same run."""
+        note = run.folder / "wandb-id.txt"
+        known = note.read_text(encoding="utf-8").strip() if run.done and note.is_file() else None
+        self._run: Any = self._package.init(
+            project="fedoptax",
+            name=title_of(run.config),
+            id=known,
+            resume="allow" if known else None,
+            dir=str(run.folder),
+            config=flatten_config(run.config),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            settings=self._package.Settings(silent=True, console="off", symlink=False),
+        )
+        note.write_text(self._run.id, encoding="utf-8")
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Log all numbers of each row, with the round as the step."""
+        for row in rows:
+            self._run.log(numbers_of(row), step=int(row["round"]))
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """Write the final values and end the run."""
+        self._run.summary.update({"status": summary["status"]})
+        self._run.finish(exit_code=0 if summary["status"] in ("completed", "stopped early") else 1)
+
+
+TRACKERS: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+"""The trackers by name, which is also that of the extra with their package."""

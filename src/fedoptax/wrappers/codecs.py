@@ -36,20 +36,15 @@ jax.tree_util.register_dataclass(Coded, data_fields=["parts"], meta_fields=["sha
 class Codec(NamedTuple):
     """The coding of one array.
 
-    Attributes:
-      name: of the codec.
-      encode: `(flat, key) -> parts` of a flat floating-point array of at least one number; `key` is a random key, None
-        unless `random`.
-      decode: `(parts, size) -> flat`, the array again, of `size` numbers; its dtype is set afterwards.
-      random: whether it rounds at random, which makes it unbiased.
-      feedback: whether the client keeps the error and adds it to its next upload (error feedback).
+    `encode(flat, key) -> parts` takes a flat floating-point array of at least one number and a random key, None unless
+    `random`; `decode(parts, size) -> flat` returns the array, of `size` numbers; its dtype is set afterwards.
     """
 
     name: str
     encode: Callable[[jax.Array, Any], Parts]
     decode: Callable[[Parts, int], jax.Array]
-    random: bool
-    feedback: bool
+    random: bool  # whether it rounds at random, which makes it unbiased
+    feedback: bool  # whether the client keeps the error and adds it to its next upload
 
 
 def qsgd(bits: int = 4, bucket: int = 512, norm: str = "l2") -> Codec:
@@ -92,8 +87,7 @@ def qsgd(bits: int = 4, bucket: int = 512, norm: str = "l2") -> Codec:
 def topk(fraction: float = 0.01) -> Codec:
     """The largest numbers of each array, values and int32 places, with error feedback (Wang, Lin, Chen 2022).
 
-    Args:
-      fraction: in (0, 1]; ⌈fraction · size⌉ numbers of each array are sent.
+    Of each array ⌈`fraction` · size⌉ numbers are sent, `fraction` in (0, 1].
     """
     check_number("fraction", fraction, 0, 1, open_low=True, open_high=False)
 
@@ -125,8 +119,7 @@ def sign() -> Codec:
 def integers(largest: int) -> Codec:
     """Whole numbers from −`largest` to `largest` in ⌈log₂(2·largest + 1)⌉ bits each, exact; above 127 as int16.
 
-    Args:
-      largest: 1 to 32,767. A number that is larger is sent wrongly.
+    `largest` is from 1 to 32,767. A number that is larger is sent wrongly.
     """
     bits = (2 * check_int("largest", largest, 1, 2**15 - 1)).bit_length()
 

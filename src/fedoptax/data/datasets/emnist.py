@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedoptax.data.cache import ArrayWriter, cached
-from fedoptax.data.datasets.source import Client, Source, cached_groups, write_clients
-from fedoptax.data.datasets.tff_hdf5 import open_clients
+from fedoptax.data.datasets.source import Client, Source, cached_groups, open_clients, write_clients
 from fedoptax.data.files import find_data_dir, read_file, require_file
 from fedoptax.data.readers import reading
 from fedoptax.errors import DataError

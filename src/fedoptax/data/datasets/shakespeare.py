@@ -11,9 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from fedoptax.data.cache import ArrayWriter, cached
-from fedoptax.data.datasets.source import Client, Source, cached_groups, write_clients
-from fedoptax.data.datasets.tff_hdf5 import open_clients
-from fedoptax.data.datasets.tokens import next_token, special_tokens
+from fedoptax.data.datasets.source import (
+    Client,
+    Source,
+    cached_groups,
+    next_token,
+    open_clients,
+    special_tokens,
+    write_clients,
+)
 from fedoptax.data.files import require_file
 
 CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
@@ -33,10 +39,9 @@ def load(data_dir: str | Path | None = None) -> Source:
     """Read `shakespeare/shakespeare_{train,test}.h5`.
 
     Each snippet, between its beginning and end ids, is padded to a multiple of 81 and cut into chunks of 81; an example
-    is a chunk without its last id (x) and without its first (y). (A chunk that holds nothing but an end has no target.)
-
-    x and y are uint8 of shape (n, 80), where id 0 is padding, which counts for nothing in loss and metrics; the groups
-    are roles; `counts` has the number of snippets, `train_snippets` and `test_snippets`.
+    is a chunk without its last id (x) and without its first (y). x and y are uint8 of shape (n, 80), where id 0 is
+    padding, which counts for nothing in loss and metrics; the groups are roles; `counts` has the number of snippets,
+    `train_snippets` and `test_snippets`.
     """
     paths = {part: require_file(data_dir, "shakespeare", f"shakespeare_{part}.h5") for part in ("train", "test")}
 

@@ -1,12 +1,20 @@
-"""A data set before it is divided among clients; a test part for one without; writing natural clients to the cache."""
+"""A data set before it is divided among clients: its examples, its test part, its clients, and the ids of its tokens.
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+TensorFlow Federated's HDF5 layout is `/examples/<client>/<field>`, where every field is an array with one row per
+example (TensorFlow Federated 0.17, `simulation/hdf5_client_data.py`); it is read one client at a time. Tokens are
+numbered as in "Adaptive Federated Optimization": padding, the vocabulary, then three special ones.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedoptax.data.cache import ArrayWriter
+from fedoptax.data.files import damaged
+from fedoptax.data.readers import reading
 from fedoptax.data.schema import Schema
 from fedoptax.errors import DataError, UsageError, check_int, check_number
 
@@ -14,29 +22,22 @@ from fedoptax.errors import DataError, UsageError, check_int, check_number
 class Source(NamedTuple):
     """A data set before it is divided among clients: n examples to train on, m to test on.
 
-    Attributes:
-      train, test: `"x"` of shape (n, *input_shape) in its stored type, `"y"` int32 of shape (n,), 0 … num_classes − 1;
-        for text, both are ids of shape (n, length), or as its module says.
-      train_groups, test_groups: the natural client (a writer, a role) of each example, (n,) and (m,).
-      train_coarse: the superclass of each training example, int32 of shape (n,).
-      vocabulary: the word of each id, for text.
-      counts: numbers that the arrays do not show, such as snippets before they are cut.
-      class_names: what each label is called; None: its number.
-      columns, schema: the names of a table's features, and what its columns mean.
+    `train` and `test` have `"x"` of shape (n, *input_shape) in its stored type, and `"y"` int32 of shape (n,),
+    0 … num_classes − 1; for text, both are ids of shape (n, length), or as its module says.
     """
 
     train: dict[str, np.ndarray]
     test: dict[str, np.ndarray]
     num_classes: int
     input_shape: tuple[int, ...]
-    train_groups: np.ndarray | None = None
-    test_groups: np.ndarray | None = None
-    train_coarse: np.ndarray | None = None
-    vocabulary: np.ndarray | None = None
-    counts: dict[str, int] | None = None
-    class_names: tuple[str, ...] | None = None
-    columns: tuple[str, ...] | None = None
-    schema: Schema | None = None
+    train_groups: np.ndarray | None = None  # the natural client (a writer, a role) of each example, (n,)
+    test_groups: np.ndarray | None = None  # (m,)
+    train_coarse: np.ndarray | None = None  # the superclass of each training example, int32 (n,)
+    vocabulary: np.ndarray | None = None  # the word of each id, for text
+    counts: dict[str, int] | None = None  # numbers that the arrays do not show, such as snippets before they are cut
+    class_names: tuple[str, ...] | None = None  # the name of each label; None: its number
+    columns: tuple[str, ...] | None = None  # the names of a table's features
+    schema: Schema | None = None  # the meaning of its columns
 
 
 Load = Callable[[str | Path | None], Source]
@@ -105,3 +106,85 @@ def write_clients(writer: ArrayWriter, parts: Mapping[str, tuple[Path, Iterable[
                 total += size
         if total == 0:
             raise DataError(f"{path} has no examples")
+
+
+PAD, OOV, BOS, EOS = "<pad>", "<unknown>", "<begin>", "<end>"
+
+
+class SpecialTokens(NamedTuple):
+    """Ids that stand for no word or character: padding, out of vocabulary, beginning and end of a sequence."""
+
+    pad: int
+    oov: int
+    bos: int
+    eos: int
+
+
+def special_tokens(vocabulary: int) -> SpecialTokens:
+    """Return the special ids beside those of a vocabulary of V, 1 … V: V + 4 ids in all.
+
+    Source: the released code of Reddi et al., "Adaptive Federated Optimization", 2021 (google-research/federated,
+    `utils/datasets/shakespeare_dataset.py` and `stackoverflow_word_prediction.py`).
+    """
+    return SpecialTokens(pad=0, oov=vocabulary + 1, bos=vocabulary + 2, eos=vocabulary + 3)
+
+
+def token_names(vocabulary: Sequence[str]) -> tuple[str, ...]:
+    """Name all ids beside those of a vocabulary, which begin with 1; see `special_tokens`."""
+    return (PAD, *vocabulary, OOV, BOS, EOS)
+
+
+def next_token(sequences: np.ndarray) -> dict[str, np.ndarray]:
+    """Make x, all tokens but the last, and y, all but the first, of ids (n, length + 1)."""
+    return {"x": sequences[:, :-1], "y": sequences[:, 1:]}
+
+
+class ClientFile:
+    """The clients of an open file of that layout, with their `names`, sorted; see `open_clients`.
+
+    Reading raises a `DataError` where the file is damaged.
+    """
+
+    def __init__(self, path: Path, examples: Any) -> None:
+        self.path = path
+        self.names: list[str] = sorted(examples)
+        self._examples = examples
+
+    def count(self, client: str, field: str) -> int:
+        """Return how many examples the client has."""
+        with self._reading(client, field):
+            return len(self._examples[client][field])
+
+    def numbers(self, client: str, field: str) -> np.ndarray:
+        """Read a field of numbers, (n, …) in its stored type."""
+        with self._reading(client, field):
+            values = self._examples[client][field][:]
+            if values.dtype.kind not in "fiu":
+                raise ValueError(f"it must hold numbers, got {values.dtype}")
+            return values
+
+    def text(self, client: str, field: str, limit: int | None = None) -> list[bytes]:
+        """Read a field of byte strings; the first `limit` of them."""
+        with self._reading(client, field):
+            strings = self._examples[client][field][:limit].tolist()
+            if not all(isinstance(string, bytes) for string in strings):
+                raise ValueError("it must hold one string per example")
+            return strings
+
+    def _reading(self, client: str, field: str) -> AbstractContextManager[None]:
+        return reading(f"{self.path}: client {client!r}: field '{field}'", "examples")
+
+
+@contextmanager
+def open_clients(path: Path) -> Iterator[ClientFile]:
+    """Open a file and list its clients; a `DataError` if it has another layout."""
+    import h5py  # only here: it is slow to import, and cached data need no HDF5
+
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise damaged(path, error) from None
+    with file:
+        with reading(path, "clients in a group 'examples'"):
+            clients = ClientFile(path, file["examples"])
+        yield clients

@@ -19,9 +19,16 @@ from pathlib import Path
 import numpy as np
 
 from fedoptax.data.cache import ArrayWriter, cached
-from fedoptax.data.datasets.source import Client, Source, cached_groups, write_clients
-from fedoptax.data.datasets.tff_hdf5 import ClientFile, open_clients
-from fedoptax.data.datasets.tokens import next_token, special_tokens
+from fedoptax.data.datasets.source import (
+    Client,
+    ClientFile,
+    Source,
+    cached_groups,
+    next_token,
+    open_clients,
+    special_tokens,
+    write_clients,
+)
 from fedoptax.data.files import read_file, require_file
 from fedoptax.data.readers import reading
 from fedoptax.errors import DataError, check_int
@@ -45,15 +52,13 @@ def load_nwp(
 
     A sentence is the id of its beginning, those of its first `length` words, and that of its end if it has fewer
     words; x is all of that but the last id and y all but the first, padded. Ids: 0 padding, 1 … V the most frequent
-    words, V + 1 any other word, V + 2 beginning, V + 3 end (`special_tokens(V)`).
+    words (V = `vocabulary`), V + 1 any other word, V + 2 beginning, V + 3 end (`special_tokens(V)`).
 
     Args:
-      vocabulary: V.
-      length: words.
       max_sentences: of a training user, the first ones; `None` for all. (AFO: 1,000.)
-      test_examples: how many test sentences, drawn from all by a fixed seed; `None` for all. AFO measures on 10,000
-        during training (section 4, "Validation metrics"), and on all at the end (appendix E.2).
-      max_clients: the first so many training users by name; `None` for all.
+      test_examples: the number of test sentences, drawn from all by a fixed seed; `None` for all. AFO measures on
+        10,000 during training (section 4, "Validation metrics"), and on all at the end (appendix E.2).
+      max_clients: the number of training users, the first by name; `None` for all.
 
     x and y are uint16 of shape (n, length), of V + 4 classes; groups are users; the vocabulary is that of the V words.
     """

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedoptax.data.cache import ArrayWriter, cached
-from fedoptax.data.datasets.source import Client, Source, cached_groups, write_clients
-from fedoptax.data.datasets.tokens import next_token
+from fedoptax.data.datasets.source import Client, Source, cached_groups, next_token, write_clients
 from fedoptax.data.files import read_file, require_file
 from fedoptax.data.readers import reading
 from fedoptax.errors import DataError, UsageError, check_int
@@ -27,12 +26,10 @@ _VERSION = 1  # of the cached arrays
 def load(data_dir: str | Path | None = None, clients: str | int = "articles", length: int = 35) -> Source:
     """Read `wikitext-2/train.txt` and `test.txt`, also as `wiki.*.tokens`.
 
-    A client's tokens are cut into windows of `length` inputs without overlap; the target of an input is the token after
-    it. What is left at the end, up to `length` tokens, is dropped, so that every target counts the same and no id is
-    lost to padding; `counts` says how much is used.
-
-    `clients` are `"articles"` (600 to train, 60 others to test), or the number of contiguous parts of the training text
-    whose lengths differ by one token at most. (FAFED: 16 clients.)
+    A client's tokens are cut into windows of `length` inputs without overlap; the target of an input is the next token.
+    The rest at the end, up to `length` tokens, is dropped, so that all targets count the same and no id is needed for
+    padding. `clients` are `"articles"` (600 to train, 60 others to test), or the number of contiguous parts of the
+    training text, of lengths that differ by one token at most (FAFED: 16 clients).
 
     x and y are uint16 (n, length); test groups are articles, from N on; an article with no window is no client.
     `counts` has the `train_tokens` and `test_tokens`, with `<eos>`, and of these the `train_targets`, `test_targets`.

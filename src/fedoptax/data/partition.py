@@ -1,20 +1,26 @@
-"""Partitions by label: Dirichlet, Pachinko, a few classes per client, sorted shards; and test examples to match.
+"""Partitions of a data set among clients: iid, by size, by label (Dirichlet, Pachinko, few classes, shards), natural.
 
-Each takes the labels, (n,), the number of clients N, from 1 to n, and the seed of all its draws, and raises a
-`UsageError` if an argument is out of range. In equal sizes, a client has n // N examples, the first n mod N one more.
+A partition is one sorted int64 index array per client; together they hold every example exactly once, no client is
+empty, and the same seed gives the same partition. Each function takes the labels, (n,), of which those that ignore the
+labels use only the number, or n itself; the number of clients N, from 1 to n; and the seed of all its draws. In equal
+sizes a client has n // N examples, the first n mod N one more. An argument out of range is a `UsageError`.
 """
-
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedoptax.data.federated import as_parts
-from fedoptax.data.partition import dealing
-from fedoptax.data.partition.dealing import Parts, as_classes, check_alpha, deal, even, generator, parts_of
-from fedoptax.errors import UsageError, check_int, check_number
+from fedoptax.data.heterogeneity import heterogeneity as heterogeneity
+from fedoptax.data.heterogeneity import label_counts as label_counts
+from fedoptax.errors import UsageError, check_choice, check_int, check_number
 
+Parts = list[np.ndarray]
+"""The examples of each client: sorted int64 index arrays."""
+
+MAX_SEED = 2**63 - 1
+_MAX_ALPHA = 1e9  # iid in all but name; far beyond it the gamma draws overflow
 _REDRAWS = 20
+_MAX_SIGMA, _MIN_EXPONENT = 100.0, 0.01  # beyond them one client holds everything
 
 
 def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, seed: int) -> Parts:
@@ -35,7 +41,7 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, seed: int) -> P
     sizes = even(len(classes), num_clients)
     counts = np.zeros((num_clients, len(left)), np.int64)
     for client in rng.permutation(num_clients):  # in random order: the last ones take what is left
-        counts[client] = dealing.draw(rng, wanted[client], left, int(sizes[client]))
+        counts[client] = draw(rng, wanted[client], left, int(sizes[client]))
         left = left - counts[client]
     return parts_of(deal(classes, counts, rng), num_clients)
 
@@ -43,9 +49,9 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, seed: int) -> P
 def dirichlet_by_class(labels: ArrayLike, num_clients: int, alpha: float, seed: int, min_size: int = 1) -> Parts:
     """Divide each class among the clients by its own draw of Dir(α, …, α); sizes vary.
 
-    Draws again, up to 20 times, until every client has `min_size` examples; then the clients that are still
-    short take the rest of theirs from the largest class of the largest client. `alpha` is > 0: near 0 a class belongs
-    to one client, at infinity the partition is iid; `min_size` is from 1 to n // N.
+    Draws again, up to 20 times, until every client has `min_size` examples, from 1 to n // N; then clients that are
+    still short take the rest from the largest class of the largest client. `alpha` is > 0: near 0 a class belongs to
+    one client, at infinity the partition is iid.
 
     Source: Yurochkin et al., "Bayesian nonparametric federated learning of neural networks", 2019.
     """
@@ -99,8 +105,13 @@ def pachinko(
     """
     check_alpha("alpha_coarse", alpha_coarse)
     check_alpha("alpha_fine", alpha_fine)
-    classes, left = as_classes(fine, num_clients, "fine")
-    parent = _parents(classes, as_classes(coarse, num_clients, "coarse")[0])
+    (classes, left), (of_example, _) = as_classes(fine, num_clients, "fine"), as_classes(coarse, num_clients, "coarse")
+    if len(classes) != len(of_example):
+        raise UsageError(f"coarse must have as many labels as fine, {len(classes)}, got {len(of_example)}")
+    parent = np.empty(len(left), np.int64)  # the coarse class of each fine one
+    parent[classes] = of_example
+    if np.any(astray := parent[classes] != of_example):
+        raise UsageError(f"coarse must be one label per fine label, got two for that of example {np.argmax(astray)}")
     children = [np.flatnonzero(parent == label) for label in range(parent.max() + 1)]
     rng = generator(seed)
     roots = rng.dirichlet(np.full(len(children), alpha_coarse, np.float64), num_clients)
@@ -111,23 +122,12 @@ def pachinko(
         # All coarse draws come before the fine ones: a coarse label is exhausted when it was drawn as often as it
         # has examples, whichever of its fine labels they were.
         totals = np.array([left[below].sum() for below in children])
-        of_coarse = dealing.draw(rng, roots[client], totals, int(sizes[client]))
+        of_coarse = draw(rng, roots[client], totals, int(sizes[client]))
         for label in np.flatnonzero(of_coarse):
             below = children[label]
-            counts[client, below] = dealing.draw(rng, leaves[label][client], left[below], int(of_coarse[label]))
+            counts[client, below] = draw(rng, leaves[label][client], left[below], int(of_coarse[label]))
         left = left - counts[client]
     return parts_of(deal(classes, counts, rng), num_clients)
-
-
-def _parents(fine: np.ndarray, coarse: np.ndarray) -> np.ndarray:
-    """Return the coarse class of each fine class, (F,)."""
-    if len(fine) != len(coarse):
-        raise UsageError(f"coarse must have as many labels as fine, {len(fine)}, got {len(coarse)}")
-    parent = np.empty(fine.max() + 1, np.int64)
-    parent[fine] = coarse
-    if np.any(astray := parent[fine] != coarse):
-        raise UsageError(f"coarse must be one label per fine label, got two for that of example {np.argmax(astray)}")
-    return parent
 
 
 def classes_per_client(labels: ArrayLike, num_clients: int, classes: int, seed: int) -> Parts:
@@ -192,8 +192,8 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: in
     check_int("shards_per_client", shards_per_client, 1, n // num_clients)
     rng = generator(seed)
     dealt = rng.permutation(np.repeat(np.arange(num_clients), shards_per_client))
-    owner = np.empty(n, np.int64)
-    owner[_by_label(rng.permutation(n), classes)] = np.repeat(dealt, even(n, len(dealt)))
+    owner, shuffled = np.empty(n, np.int64), rng.permutation(n)
+    owner[shuffled[np.argsort(classes[shuffled], kind="stable")]] = np.repeat(dealt, even(n, len(dealt)))
     return parts_of(owner, num_clients)
 
 
@@ -214,17 +214,12 @@ def similarity(labels: ArrayLike, num_clients: int, s: float, seed: int) -> Part
     of_sorted = even(n, num_clients) - of_iid
     owner = np.empty(n, np.int64)
     owner[shuffled[:num_iid]] = np.repeat(np.arange(num_clients), of_iid)
-    owner[_by_label(shuffled[num_iid:], classes)] = np.repeat(np.arange(num_clients), of_sorted)
+    rest = shuffled[num_iid:]
+    owner[rest[np.argsort(classes[rest], kind="stable")]] = np.repeat(np.arange(num_clients), of_sorted)
     return parts_of(owner, num_clients)
 
 
-def _by_label(examples: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    return examples[np.argsort(classes[examples], kind="stable")]
-
-
-def divide_test(
-    train_labels: ArrayLike, train_parts: Sequence[np.ndarray], test_labels: ArrayLike, seed: int
-) -> np.ndarray:
+def divide_test(train_labels: ArrayLike, train_parts: Parts, test_labels: ArrayLike, seed: int) -> np.ndarray:
     """Deal the test examples to the clients by the classes that they train on.
 
     The test examples of a class go to the clients in proportion to how many training examples of it they hold,
@@ -233,7 +228,7 @@ def divide_test(
 
     Takes labels (n,) and (m,) and any partition of the n; returns the client of each test example, int32 (m,).
     """
-    train, test = dealing.as_values("train_labels", train_labels), dealing.as_values("test_labels", test_labels)
+    train, test = as_values("train_labels", train_labels), as_values("test_labels", test_labels)
     train_parts = as_parts("train_parts", train_parts, len(train))
     sizes = np.array([len(part) for part in train_parts])
     clients = np.arange(len(sizes))
@@ -243,5 +238,135 @@ def divide_test(
     for label in np.unique(test):
         members = rng.permutation(np.flatnonzero(test == label))
         weights = np.bincount(holders[held == label], minlength=len(sizes))
-        owners[members] = np.repeat(clients, dealing.apportion(len(members), weights if weights.any() else sizes, rng))
+        owners[members] = np.repeat(clients, apportion(len(members), weights if weights.any() else sizes, rng))
     return owners
+
+
+def iid(labels_or_n: ArrayLike | int, num_clients: int, seed: int) -> Parts:
+    """Shuffle the examples and cut them into parts of equal size (the first n mod N hold one more)."""
+    n = _number_of_examples(labels_or_n, num_clients)
+    return _deal_at_random(generator(seed), even(n, num_clients))
+
+
+def by_size(
+    labels_or_n: ArrayLike | int, num_clients: int, *, seed: int, distribution: str = "lognormal", sigma: float = 1.0,
+    exponent: float = 1.5,
+) -> Parts:  # fmt: skip
+    """Deal iid examples in unequal sizes: quantity skew alone.
+
+    Every client draws a weight w and has nᵢ = 1 + (n − N) wᵢ / Σ w examples, rounded by largest remainders so that
+    they sum to n. `"lognormal"`: log w ~ Normal(0, σ²). `"powerlaw"`: w is Pareto, P(w > t) = t^(−exponent) for
+    t ≥ 1, so that the density falls as t^(−exponent − 1).
+
+    `sigma` is from 0 (equal sizes) to 100, `exponent` at least 0.01; the smaller, the heavier the tail (at 1 or less
+    the Pareto distribution has no mean, at 2 or less no variance).
+
+    Source: quantity skew is a term of Kairouz et al., "Advances and open problems in federated learning", 2021,
+    section 3.1.
+    """
+    check_choice("distribution", distribution, ("lognormal", "powerlaw"))
+    n = _number_of_examples(labels_or_n, num_clients)
+    rng = generator(seed)
+    if distribution == "lognormal":
+        check_number("sigma", sigma, 0, _MAX_SIGMA, open_high=False)
+        log_weights = sigma * rng.normal(size=num_clients)
+    else:
+        check_number("exponent", exponent, _MIN_EXPONENT)
+        log_weights = rng.exponential(size=num_clients) / exponent  # the logarithm of a Pareto variable
+    weights = np.exp(log_weights - log_weights.max())
+    return _deal_at_random(rng, 1 + apportion(n - num_clients, weights, rng))
+
+
+def natural(groups: ArrayLike) -> Parts:
+    """Make one client per group (a writer, a role, a device), in the order of the sorted group ids.
+
+    `groups` is the group of each example, shape (n,), n ≥ 1, of any type that sorts.
+    """
+    ids, owner = np.unique(as_values("groups", groups), return_inverse=True)
+    return parts_of(owner, len(ids))
+
+
+def _number_of_examples(labels_or_n: ArrayLike | int, num_clients: int) -> int:
+    n = int(labels_or_n) if isinstance(labels_or_n, int | np.integer) else len(as_values("labels", labels_or_n))
+    check_int("num_clients", num_clients, 1, n)
+    return n
+
+
+def _deal_at_random(rng: np.random.Generator, sizes: np.ndarray) -> Parts:
+    owner = np.empty(sizes.sum(), np.int64)
+    owner[rng.permutation(len(owner))] = np.repeat(np.arange(len(sizes)), sizes)
+    return parts_of(owner, len(sizes))
+
+
+def as_classes(labels: ArrayLike, num_clients: int, name: str = "labels") -> tuple[np.ndarray, np.ndarray]:
+    """Return the labels as 0 … C−1, (n,), and the number of examples of each class that occurs, (C,)."""
+    array = as_values(name, labels)
+    check_int("num_clients", num_clients, 1, len(array))
+    _, codes, totals = np.unique(array, return_inverse=True, return_counts=True)
+    return codes, totals.astype(np.int64)
+
+
+def as_values(name: str, values: ArrayLike) -> np.ndarray:
+    """Return `values` as an array of shape (n,), n ≥ 1."""
+    array = np.asarray(values)
+    if array.ndim != 1 or len(array) == 0:
+        raise UsageError(f"{name} must hold one value per example, and at least one, got shape {array.shape}")
+    return array
+
+
+def generator(seed: int) -> np.random.Generator:
+    """Return the random numbers of a partition."""
+    return np.random.default_rng(check_int("seed", seed, 0, MAX_SEED))
+
+
+def check_alpha(name: str, alpha: float) -> None:
+    """Check the concentration of a Dirichlet distribution."""
+    check_number(name, alpha, 0, _MAX_ALPHA, open_low=True, open_high=False)
+
+
+def even(n: int, parts: int) -> np.ndarray:
+    """Divide n into sizes that differ by at most one, the larger ones first: int64 (parts,)."""
+    return n // parts + (np.arange(parts) < n % parts)
+
+
+def apportion(total: int, weights: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Divide `total` ≥ 0 in proportion to `weights`, by largest remainders with random ties: int64 (N,).
+
+    Weights (N,) are ≥ 0, at least one of them > 0; integers are divided exactly.
+    """
+    whole, rest = np.divmod(total * weights, weights.sum())
+    shares = whole.astype(np.int64)
+    order = rng.permutation(len(weights))
+    order = order[np.argsort(-rest[order], kind="stable")]
+    shares[order[: total - int(shares.sum())]] += 1
+    return shares
+
+
+def draw(rng: np.random.Generator, q: np.ndarray, left: np.ndarray, size: int) -> np.ndarray:
+    """Count each class among `size` examples that are drawn by q, one at a time, from the `left` ones.
+
+    Draws in bulk: an example of an exhausted class is drawn again among the other classes, which gives the same
+    distribution.
+    """
+    taken = np.zeros_like(left)
+    while (missing := size - int(taken.sum())) > 0:
+        p = np.where(taken < left, q, 0.0)
+        if not p.sum() > 0.0:  # q lies on exhausted classes only
+            p = (left - taken).astype(np.float64)
+        taken = np.minimum(taken + rng.multinomial(missing, p / p.sum()), left)
+    return taken
+
+
+def deal(classes: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return the owner of each example, (n,), when client i takes counts[i, c] random examples of class c."""
+    owner = np.empty(len(classes), np.int64)
+    for label in range(counts.shape[1]):
+        members = rng.permutation(np.flatnonzero(classes == label))
+        owner[members] = np.repeat(np.arange(len(counts)), counts[:, label])
+    return owner
+
+
+def parts_of(owner: np.ndarray, num_clients: int) -> Parts:
+    """Return the sorted index array of each client, from the owner of each example, (n,)."""
+    order = np.argsort(owner, kind="stable").astype(np.int64)  # stable: indices stay sorted within a client
+    return np.split(order, np.cumsum(np.bincount(owner, minlength=num_clients))[:-1])
