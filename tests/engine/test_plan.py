@@ -46,13 +46,10 @@ test_options_that_do_not_fit_the_task_are_refused = refusals([
 ])  # fmt: skip
 
 
-def test_secure_aggregation_takes_a_private_algorithm():
-    assert str(plan_of(PRIVATE, secure_aggregation=8).aggregate) == "secure:8.0"
-
-
 def test_a_private_algorithm_needs_a_uniform_mean():
     plan = plan_of(PRIVATE)
     assert (str(plan.aggregate), plan.weighting) == ("mean", "uniform")
+    assert str(plan_of(PRIVATE, secure_aggregation=8).aggregate) == "secure:8.0"  # is one, too
     for name, value in (("weighting", "examples"), ("aggregate", "median"), ("aggregate", "norm_clipping:1")):
         refused(lambda: plan_of(PRIVATE, **{name: value}), name)  # noqa: B023
 

@@ -77,7 +77,7 @@ def test_a_checkpoint_is_used_only_with_its_part_of_the_history(tmp_path):
     path.write_bytes(whole[:-1])
     assert restore(tmp_path) == 1
     path.write_bytes(whole.replace(b"1.0", b"1.1"))
-    refused(lambda: restore(tmp_path), "can be used .round 2: history.jsonl has changed; round 1:")
+    refused(lambda: restore(tmp_path), "can be used (round 2: history.jsonl has changed; round 1: ")
 
 
 def test_leftovers_of_killed_processes_are_ignored_and_removed(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from sklearn.metrics import f1_score, roc_auc_score
 
 import fedoptax as fx
-from fedoptax.engine.evaluation import describe_metrics, evaluate, evaluation_data, primary_metric
+from fedoptax.engine.evaluation import column_names, describe_metrics, evaluate, evaluation_data, primary_metric
 from fedoptax.tasks.metrics import Column, higher_is_better
 from refusals import refusals
 from small import small_task
@@ -141,7 +141,8 @@ WRONG: list[Any] = [
 
 
 def describe(metric: Any) -> Any:
-    return describe_metrics(small_task(metrics=lambda params, batch: {"it": metric(batch)}, primary_metric="it"))
+    task = small_task(metrics=lambda params, batch: {"it": metric(batch)}, primary_metric="it")
+    return describe_metrics(task), column_names(task, None, evaluation_data(task))
 
 
 test_a_metric_of_another_shape_is_refused_by_name = refusals([

@@ -91,8 +91,12 @@ WRONG_TASKS: dict[str, tuple[dict[str, Any], str]] = {
     "a number of classes": ({"classes": 3}, "classes"),
     "text for a truth value": ({"higher_is_better": "no"}, "higher_is_better"),
     **{
-        which: ({"loss": loss, "clip_norm": 1.0}, f"loss of task 'small' must return one floating-point number.*{form}")
+        f"{which}, {clip}": (
+            {"loss": loss, "clip_norm": clip},
+            f"loss of task 'small' must return one floating.*{form}",
+        )
         for which, (loss, form) in WRONG_LOSSES.items()
+        for clip in (None, 1.0)
     },
 }
 
