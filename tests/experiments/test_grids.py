@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedoptax as fx
@@ -76,6 +76,7 @@ def test_every_rate_is_searched_beside_words_and_numbers_alone_are_a_grid():
     assert complete_grid(fx.fedavg, {}, {"client_lr", "server_lr"}, 16) == {} == coarse_rates(fx.fedlamb, {"lr"}, 4)
 
 
+@settings(max_examples=40, deadline=None)
 @given(x=st.floats(-6, 4), y=st.floats(-6, 4), slope=st.floats(-0.8, 0.8))
 def test_a_search_that_zooms_leaves_its_range_for_the_best_and_repeats_no_point(x, y, slope):
     """It ends at most a coarse step from the best of a slanted bowl wherever that is, as extensions count as points."""
