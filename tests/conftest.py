@@ -1,8 +1,5 @@
 """What all tests share."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import jax
 import pytest
 
@@ -10,7 +7,7 @@ jax.config.update("jax_num_cpu_devices", 1)  # whatever test comes first
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def compiled_once(tmp_path_factory):
     """A new cache of compiled programs for each worker of pytest: its tests, and processes they start, share many."""
     settings = {
         "jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "compiled"),
@@ -26,7 +23,7 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def clean_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_home(tmp_path, monkeypatch):
     """Nothing of the user's: a new current folder, a new cache, no data folder."""
     monkeypatch.delenv("FEDOPTAX_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -1,20 +1,18 @@
 """Results, tables and tasks as notebooks show them."""
 
-from pathlib import Path
-
 import fedoptax as fx
 from fedoptax._progress import html_table
 
 TASK = fx.load_task("quadratic", num_clients=8)
 
 
-def test_text_is_escaped_and_what_is_missing_is_a_dash() -> None:
+def test_text_is_escaped_and_what_is_missing_is_a_dash():
     html = html_table([{"<a>": "<b>", "x": None}, {"x": float("nan")}, {"x": 1 / 3}], "<c>")
     assert "&lt;a&gt;" in html and "&lt;b&gt;" in html and html.startswith("<p>&lt;c&gt;</p>")
     assert html.count("<td>–</td>") == 4 and "<td>0.3333</td>" in html
 
 
-def test_notebooks_show_tasks_and_results(tmp_path: Path) -> None:
+def test_notebooks_show_tasks_and_results(tmp_path):
     shown = TASK._repr_html_()
     assert "quadratic" in shown and "<td>8</td>" in shown and "10×10" in shown
     small = {"rounds": 2, "cohort_size": 3}

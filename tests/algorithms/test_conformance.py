@@ -55,11 +55,11 @@ def run_rule(problem: Problem, name: str) -> list[Tree]:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_an_option_of_ours_equals_the_rule(name: str) -> None:
+def test_an_option_of_ours_equals_the_rule(name):
     assert_matches(OURS[name], make(), run_rule(make(), name), "float64", "examples")
 
 
-def test_the_problem_tells_the_rules_apart() -> None:
+def test_the_problem_tells_the_rules_apart():
     paths = [run_rule(make(), name) for name in RULES]
     for i, one in enumerate(paths):
         for other in paths[:i]:
@@ -67,6 +67,6 @@ def test_the_problem_tells_the_rules_apart() -> None:
 
 
 @pytest.mark.long
-def test_the_tables_of_the_page_are_what_the_script_prints() -> None:
+def test_the_tables_of_the_page_are_what_the_script_prints():
     page = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text(encoding="utf-8")
     assert all(table in page for table in tables().split("\n\n"))

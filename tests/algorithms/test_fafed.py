@@ -1,6 +1,5 @@
 """FAFED and STEM: a client without minibatches, and the number of gradients."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ from small_rounds import close, federate, quadratic, scalars
 
 
 @pytest.mark.parametrize("make", [lambda: stem(0.5), lambda: fafed(0.5), lambda: fafed(0.5, variant="released")])
-def test_a_client_without_batches_uploads_the_model_that_it_got(make: Callable) -> None:
+def test_a_client_without_batches_uploads_the_model_that_it_got(make):
     def towards(params: Any, batch: Any) -> Any:
         return 0.5 * (params["x"] - batch) ** 2, {"x": params["x"] - batch}
 
@@ -26,7 +25,7 @@ def test_a_client_without_batches_uploads_the_model_that_it_got(make: Callable) 
     close(upload.m, message.m)
 
 
-def test_fafed_computes_k_gradients_in_round_0_and_2k_later() -> None:
+def test_fafed_computes_k_gradients_in_round_0_and_2k_later():
     count = 0
 
     def tick(_: Any) -> None:

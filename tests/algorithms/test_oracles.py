@@ -307,27 +307,22 @@ add_all("muloco", fx.muloco, adaptive_clients.run_diloco, MULOCO)
 
 
 FIRST = {name.split()[0]: name for name in reversed(CASES)}.values()
-READ = ("fedlamb", "fafed")
-"""Algorithms whose texts have many readings, each of which is compared with the quick tests."""
+QUICK = {*FIRST, *[name for name in CASES if name.startswith(("fedlamb", "fafed")) and name.endswith("float64")][::4]}
+"""The first case of each algorithm, and every fourth of those whose texts have many readings."""
 
 
-def marks(name: str) -> list[Any]:
-    is_quick = name in FIRST or (name.split()[0] in READ and CASES[name].dtype == "float64")
-    return [] if is_quick else [pytest.mark.long]
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in CASES])
-def test_the_library_equals_the_paper(name: str) -> None:
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.long) for n in CASES])
+def test_the_library_equals_the_paper(name):
     case = CASES[name]
     problem = PROBLEMS[case.problem]
     assert_matches(case.library, problem, case.oracle(problem), case.dtype, case.weighting, case.still, case.since)
 
 
-def test_every_algorithm_has_an_oracle() -> None:
+def test_every_algorithm_has_an_oracle():
     assert set(fx.ALGORITHMS) <= {name.split()[0] for name in CASES}
 
 
-def test_the_problem_tells_variants_and_weights_apart() -> None:
+def test_the_problem_tells_variants_and_weights_apart():
     partial, equal = PROBLEMS["partial"], PROBLEMS["equal"]
     for one, other in (
         (fedopt.run(partial, "fedavg", 0.3), fedopt.run(partial, "fedavg", 0.3, weighting="uniform")),
@@ -342,7 +337,7 @@ def test_the_problem_tells_variants_and_weights_apart() -> None:
         assert_differ(one, other)
 
 
-def test_a_run_that_stands_still_is_refused() -> None:
+def test_a_run_that_stands_still_is_refused():
     problem = PROBLEMS["partial"]
     with pytest.raises(AssertionError, match="moved by 0"):
         assert_moves(problem, [problem.params] * 6)
@@ -350,7 +345,7 @@ def test_a_run_that_stands_still_is_refused() -> None:
         assert_moves(problem, [{n: a + np.nan for n, a in problem.params.items()}] * 6)
 
 
-def test_alpha_of_equation_5_is_cut_at_one() -> None:
+def test_alpha_of_equation_5_is_cut_at_one():
     """Theorem 2's c may make α > 1, outside line 7's (0, 1)."""
     with jax.enable_x64(True):
         lr, alpha = fx.fafed_schedule(0.1, 1.0, 1.5, 900.0)

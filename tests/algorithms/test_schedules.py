@@ -20,17 +20,17 @@ VALUES = {
 
 
 @pytest.mark.parametrize("text", VALUES)
-def test_values(text: str) -> None:
+def test_values(text):
     schedule = parse_schedule(text)
     for t, value in VALUES[text].items():
         assert float(schedule(jnp.int32(t))) == pytest.approx(value, rel=1e-6, abs=1e-9)
 
 
-def test_every_schedule_is_tried() -> None:
+def test_every_schedule_is_tried():
     assert {text.partition("(")[0] for text in VALUES} == set(SCHEDULES)
 
 
-def test_a_hyperparameter_may_be_the_text_of_a_schedule() -> None:
+def test_a_hyperparameter_may_be_the_text_of_a_schedule():
     assert [is_schedule(value) for value in ("cosine(1, 2)", "adam", 0.1, "cosine")] == [True, False, False, False]
     algorithm = build("fedavg", {"client_lr": "staircase(0.1, 2)"})
     server = algorithm.init({"w": jnp.zeros(2)})

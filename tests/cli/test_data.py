@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from command_line import fedoptax
-from fedoptax.cli.setup import new_folder
 
 
 def own_table(path: Path) -> None:
@@ -24,7 +23,7 @@ def own_table(path: Path) -> None:
     path.write_text("\n".join(rows) + "\n")
 
 
-def test_partition_shows_measures_a_table_and_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+def test_partition_shows_measures_a_table_and_a_picture(capsys):
     arguments = ["data", "partition", "--task", "digits", "--alpha", "0.1", "--num-clients", "12", "--out", "p"]
     assert fedoptax(*arguments) == 0
     printed = capsys.readouterr().out
@@ -53,19 +52,18 @@ def id_table(path: Path) -> None:
     path.write_text("\n".join(rows) + "\n")
 
 
-def test_a_table_without_clients_is_asked_for_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_without_clients_is_asked_for_them(capsys):
     id_table(Path("own.csv"))
     np.savez("own.npz", x=np.random.default_rng(0).normal(size=(40, 3)), y=np.arange(40) % 2)
-    small = ["--model", "logistic", "--rounds", "1", "--algorithm", "fedavg", "--set", "client_lr=0.1"]
     for name, kind, label in (("own.csv", "column", "kind"), ("own.npz", "array", "y")):
         assert fedoptax("run", "--task", f"file:{name}", "--label-column", label) == 2
         printed = capsys.readouterr().err
         assert f"has no {kind} 'client'" in printed and "--client-column" in printed and "--partition" in printed
-    assert fedoptax("run", "--task", "file:own.npz", "--partition", "iid", *small) == 0
-    assert "clients: 10, made by partition iid" in capsys.readouterr().err
+    assert fedoptax("data", "partition", "--task", "file:own.npz", "--partition", "iid", "--out", "p") == 0
+    assert "clients: 10, made by partition iid" in capsys.readouterr().out
 
 
-def test_what_is_understood_of_a_table_is_shown_with_what_looks_like_ids(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_understood_of_a_table_is_shown_with_what_looks_like_ids(capsys):
     id_table(Path("own.csv"))
     arguments = ["data", "partition", "--task", "file:own.csv", "--client-column", "site", "--label-column", "kind"]
     assert fedoptax(*arguments) == 0
@@ -84,16 +82,7 @@ def test_what_is_understood_of_a_table_is_shown_with_what_looks_like_ids(capsys:
     assert "'height' has 80 different decimals" in capsys.readouterr().err
 
 
-def test_partition_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert new_folder("digits", "a") != new_folder("digits", "a")  # of commands at one time
-    assert fedoptax("data", "partition", "--partition", "shards", "--task-set", "shards=1", "--json") == 0
-    record = json.loads(capsys.readouterr().out)
-    assert (record["partition"], record["shards"], record["num_clients"]) == ("shards", 1, 50)
-    assert record["classes_mean"] < 2
-    assert Path(record["out"]).is_dir()
-
-
-def test_an_own_table_trains_and_resumes_until_it_changes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_own_table_trains_and_resumes_until_it_changes(capsys):
     own_table(Path("own.csv"))
     columns = ["--client-column", "site", "--label-column", "kind", "--model", "logistic"]
     arguments = ["run", "--task", "file:own.csv", *columns, "--algorithm", "fedavg", "--set", "client_lr=0.3"]
@@ -128,9 +117,7 @@ def test_an_own_table_trains_and_resumes_until_it_changes(capsys: pytest.Capture
         (["run", "--set", "client_lr=cosine(1)"], 2, "cosine(lr, rounds, floor)"),
     ],
 )  # fmt: skip
-def test_wrong_input_ends_in_one_line(
-    arguments: list[str], status: int, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_input_ends_in_one_line(arguments, status, text, capsys):
     own_table(Path("own.csv"))
     assert fedoptax(*arguments) == status
     err = capsys.readouterr().err
@@ -139,25 +126,7 @@ def test_wrong_input_ends_in_one_line(
     assert not Path("runs").exists()
 
 
-def test_check_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fedoptax("data", "check") == 0
-    printed = capsys.readouterr().out
-    for name in ("mnist", "cifar10", "stackoverflow"):
-        assert f"`fedoptax data fetch {name}` downloads it" in printed
-    assert fedoptax("data", "check", "--json") == 0
-    assert {row["status"] for rows in json.loads(capsys.readouterr().out).values() for row in rows} == {"missing"}
-
-
-def test_tasks_and_presets_are_listed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fedoptax("list", "tasks", "--json") == 0
-    tasks = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert {"emnist-cr", "wikitext-2"} <= set(tasks) and tasks["mnist"]["presets"][0] == "paper:fedlamb"
-    assert fedoptax("list", "presets", "--json") == 0
-    shown = next(row for row in json.loads(capsys.readouterr().out) if row["name"] == "emnist-cr paper:afo")
-    assert shown["run"]["batch_size"] == 20 and "debias=true" in shown["summary"]
-
-
-def test_what_a_terminal_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_terminal_cannot_show_is_escaped(monkeypatch):
     """The output is as Python opens it for PYTHONIOENCODING=ascii, and for LC_ALL=C with and without UTF-8."""
     rows = [f"{i};{i % 7};Köln-{i % 3};{'kränk' if i % 2 else 'wohl'}" for i in range(30)]
     Path("own.csv").write_text("höhe;breite;client;label\n" + "\n".join(rows), encoding="utf-8-sig")

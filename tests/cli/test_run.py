@@ -24,7 +24,7 @@ def read_rows(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+def finished(tmp_path_factory):
     """The folder of a run of FedAdam over four rounds, and what it printed on either stream."""
     out = tmp_path_factory.mktemp("finished") / "a"
     printed, errors = io.StringIO(), io.StringIO()
@@ -33,9 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     return out, printed.getvalue(), errors.getvalue()
 
 
-def test_run_writes_results_and_report_reads_them(
-    finished: tuple[Path, str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_writes_results_and_report_reads_them(finished, capsys):
     out, printed, errors = finished
     assert "test_accuracy" in printed and printed.endswith(f"results: {out}\n")
     assert errors.startswith("loaded digits: 8 clients") and errors.count("\n") == 1  # no terminal: no bar
@@ -50,9 +48,7 @@ def test_run_writes_results_and_report_reads_them(
     assert {"report.html", "table.csv", "table.md", "history.csv", "figures"} <= {p.name for p in out.iterdir()}
 
 
-def test_resume_continues_a_run_and_run_does_not_overwrite_it(
-    finished: tuple[Path, str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_continues_a_run_and_run_does_not_overwrite_it(finished, capsys):
     out = shutil.copytree(finished[0], "a")
     assert fedoptax("resume", out) == 0
     assert "'a' is finished, nothing to do" in capsys.readouterr().err
@@ -69,7 +65,7 @@ def test_resume_continues_a_run_and_run_does_not_overwrite_it(
     assert [row["round"] for row in read_rows(Path(out))] == [1, 2, 3, 4, 5]
 
 
-def test_bytes_are_those_of_the_messages(finished: tuple[Path, str, str]) -> None:
+def test_bytes_are_those_of_the_messages(finished):
     config, summary = (json.loads((finished[0] / f"{name}.json").read_text()) for name in ("config", "summary"))
     size = 4 * (64 * 10 + 10)
     assert config["bytes"] == {"down_per_client": size, "up_per_client": size}
@@ -77,7 +73,7 @@ def test_bytes_are_those_of_the_messages(finished: tuple[Path, str, str]) -> Non
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_compare_reports_all_runs_and_resume_completes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_reports_all_runs_and_resume_completes_them(tmp_path, capsys):
     """FedAvg diverges, which is status 1, one line, and no harm to FedAdam."""
     out = tmp_path / "b"
     given = ["--algorithms", "fedavg,fedadam", "--seeds", "2", "--set", "fedadam.tau=0.01"]
@@ -105,13 +101,7 @@ def test_compare_reports_all_runs_and_resume_completes_them(tmp_path: Path, caps
     assert json.loads((out / "fedadam" / "seed-1" / "summary.json").read_text())["status"] == "completed"
 
 
-def test_json_output_is_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fedoptax("run", *SMALL, "--out", tmp_path / "a", "--json") == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["rounds"] == 4 and 0 <= printed["final"]["test_accuracy"] <= 1
-
-
-def test_own_algorithm_by_module_and_name(tmp_path: Path) -> None:
+def test_own_algorithm_by_module_and_name(tmp_path):
     (tmp_path / "my_module.py").write_text(
         "import fedoptax as fx\n\n\ndef slow(client_lr=0.1):\n    return fx.fedavg(client_lr)\n"
     )
@@ -120,9 +110,7 @@ def test_own_algorithm_by_module_and_name(tmp_path: Path) -> None:
     assert fedoptax("resume", "a", "--rounds", "5") == 0
 
 
-def test_a_function_is_a_task_whose_tuned_rates_are_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_function_is_a_task_whose_tuned_rates_are_compared(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = "return fx.load_task('digits', model='logistic', num_clients=6)"
     Path("my_task.py").write_text(f"import fedoptax as fx\n\n\ndef make(partition):\n    {code}\n")
@@ -142,7 +130,7 @@ def test_a_function_is_a_task_whose_tuned_rates_are_compared(
     assert fedoptax("resume", "b") == 0
 
 
-def test_help_shows_commands_and_an_example_of_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_commands_and_an_example_of_each(capsys):
     assert fedoptax("--version") == 0 and capsys.readouterr().out.startswith("fedoptax ")
     for group, commands in (("", "run compare resume report list"), ("data", "fetch check partition")):
         assert fedoptax(*group.split()) == 0
@@ -160,7 +148,7 @@ QUICK = (
 )  # fmt: skip
 
 
-def test_help_names_and_wrong_words_do_not_wait_for_jax() -> None:
+def test_help_names_and_wrong_words_do_not_wait_for_jax():
     code = """
 import contextlib, sys
 import fedoptax
@@ -174,7 +162,7 @@ for line in sys.argv[1:]:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_resume_command_can_be_pasted() -> None:
+def test_the_resume_command_can_be_pasted():
     stopped = RunResult(History(), (), (), OnDevice((), 1), "interrupted", "stopped after round 3 of 9", signal=15)
     with pytest.raises(Stopped, match="round 3 of 9; continue with: ") as error, errors_name(Path("my runs/a b")):
         raise Interrupted(stopped)

@@ -12,7 +12,7 @@ def options_of(options: Run) -> tuple[dict[str, Any], dict[str, Any]]:
     return choose(options, ["fedavg"])[1:]
 
 
-def test_preset_fills_what_was_not_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_preset_fills_what_was_not_given(capsys):
     task, rounds = options_of(Run(task="mnist", preset="paper:fedlamb-shards", run={"rounds": 7}))
     expected = {"rounds": 7, "cohort_size": 25, "batch_size": 32, "weighting": "uniform"}
     assert expected.items() <= rounds.items()
@@ -20,20 +20,7 @@ def test_preset_fills_what_was_not_given(capsys: pytest.CaptureFixture[str]) -> 
     assert "Fed-LAMB" in capsys.readouterr().err
 
 
-def test_preset_of_another_partition_leaves_out_its_options() -> None:
-    task, _ = options_of(Run(task="mnist", preset="paper:fedlamb-shards", partition="iid"))
-    assert (task["partition"], task["num_clients"]) == ("iid", 50)
-    assert "shards" not in task
-
-
-def test_given_local_work_replaces_that_of_the_paper() -> None:
-    _, rounds = options_of(Run(task="mnist", preset="paper:fafed-low", run={"local_epochs": 2}))
-    assert rounds["local_epochs"] == 2 and "local_steps" not in rounds and rounds["batch_size"] == 50
-    _, rounds = options_of(Run(task="mnist", preset="paper:fafed-low"))
-    assert rounds["local_steps"] == 10
-
-
-def test_given_hyperparameters_replace_those_of_the_paper() -> None:
+def test_given_hyperparameters_replace_those_of_the_paper():
     options = Run(task="emnist-cr", preset="paper", set_={"fedadam.tau": 0.5})
     chosen = choose(options, ["fedadam", "fedavg"])[0].hyperparameters
     assert chosen["fedadam"]["tau"] == 0.5

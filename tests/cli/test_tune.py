@@ -14,7 +14,7 @@ QUADRATIC = ["--task", "quadratic", "--num-clients", "8", "--cohort-size", "3", 
 GRID = ["--grid", "client_lr=0.01..1:decade", "--grid", "server_lr=0.01,0.1"]
 
 
-def test_tune_ranks_points_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tune_ranks_points_and_resumes(tmp_path, capsys):
     out = tmp_path / "a"
     assert fedoptax("tune", *QUADRATIC, "--algorithm", "fedadam", *GRID, "--out", out) == 0
     printed = capsys.readouterr().out.splitlines()
@@ -50,7 +50,7 @@ def rates_of(folder: str) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_rates_that_differ_are_warned_of_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rates_that_differ_are_warned_of_and_shown(capsys):
     compare = ["compare", *SMALL, "--algorithms", "fedavg fedprox", "--seeds", "1", "--rounds", "1"]
     assert fedoptax(*compare, "--set", "fedprox.client_lr=0.1", "--out", "a") == 0
     printed = capsys.readouterr()
@@ -67,7 +67,7 @@ def test_rates_that_differ_are_warned_of_and_shown(capsys: pytest.CaptureFixture
     assert rates_of("c") == {"fedavg": "tuned"}
 
 
-def test_paper_preset_is_named_with_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_paper_preset_is_named_with_the_others(capsys):
     """The files of the task are not there; the line comes before they are read."""
     assert fedoptax("run", "--task", "mnist", "--preset", "paper", "--algorithm", "fedlamb", "--data-dir", ".") == 1
     printed = capsys.readouterr().err

@@ -133,11 +133,3 @@ def test_an_archive_that_lacks_a_member_leaves_none(tmp_path, server, monkeypatc
     with pytest.raises(DataError, match=r"data\.tar\.gz"):
         fetch("mnist", tmp_path)
     assert not (tmp_path / "mnist" / "batches").exists()
-
-
-def test_the_registry_names_files_that_readers_look_for():
-    for name, published in DATA_SETS.items():
-        assert published.downloads or published.by_hand, name
-        for item in published.downloads:
-            kind, _, digest = item.hash.partition(":")
-            assert len(digest) == {"md5": 32, "sha256": 64}[kind] and item.urls

@@ -15,21 +15,13 @@ from fedoptax.data.check import READ, check, file_row, has_files, is_complete
 from fedoptax.data.custom import load_file
 from fedoptax.data.datasets import emnist, mnist, shakespeare, wikitext
 from fedoptax.data.datasets.source import Source
-from fedoptax.data.files import find_data_dir, read_file, require_file
+from fedoptax.data.files import read_file, require_file
 from fedoptax.data.registry import DATA_SETS, DataSet, Download, File
 from fedoptax.errors import DataError
 from files import real_data, write, write_femnist, write_mnist, write_shakespeare, write_wikitext
 
 DATA = b"some published bytes"
 MD5 = f"md5:{hashlib.md5(DATA).hexdigest()}"
-
-
-def test_the_data_folder_is_the_argument_or_the_environment_or_the_cache(monkeypatch):
-    monkeypatch.setenv("FEDOPTAX_DATA", "/somewhere/data")
-    assert find_data_dir("~/here") == Path.home() / "here"
-    assert find_data_dir() == Path("/somewhere/data")
-    monkeypatch.delenv("FEDOPTAX_DATA")
-    assert find_data_dir().name == "fedoptax"
 
 
 @pytest.mark.parametrize(("suffix", "compress"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
@@ -43,12 +35,6 @@ def test_a_file_is_found_and_read_plain_or_compressed(tmp_path, suffix, compress
         path.write_bytes(compress(DATA)[:-5])
         with pytest.raises(DataError, match=r"some\.file"):
             read_file(path)
-
-
-@pytest.mark.parametrize(("dataset", "remedy"), [("mnist", "fedoptax data fetch mnist"), ("femnist", "LEAF")])
-def test_a_missing_file_comes_with_a_remedy(tmp_path, dataset, remedy):
-    with pytest.raises(DataError, match=rf"^one not found.*{remedy}.*--data-dir.*FEDOPTAX_DATA"):
-        require_file(tmp_path, dataset, "one", "two")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fedoptax.data.heterogeneity import client_table, heterogeneity, label_skew, measures, quantity_skew
+from fedoptax.data.heterogeneity import heterogeneity, label_skew, quantity_skew
 
 quick = settings(deadline=None, max_examples=12)
 tables = arrays.arrays(np.int64, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=st.integers(0, 9))
@@ -42,20 +42,3 @@ def test_gini_is_the_mean_difference_of_all_pairs(sizes):
     n = np.array(sizes, float)
     expected = np.abs(n[:, None] - n).sum() / (2 * len(n) * n.sum())
     assert quantity_skew(sizes)["size_gini"] == pytest.approx(expected, abs=1e-12)
-
-
-def test_one_row_for_a_table():
-    assert quantity_skew([1, 3]) == {"size_min": 1, "size_median": 2, "size_max": 3, "size_gini": 0.25}
-    row = measures([[2, 0], [0, 4]], [2, 4])
-    assert row == quantity_skew([2, 4]) | label_skew([[2, 0], [0, 4]])
-    assert all(type(value) is float for value in row.values())
-    assert measures(None, [2, 4]) == quantity_skew([2, 4])
-
-
-def test_one_row_per_client():
-    table = client_table(np.array([[2, 0], [1, 3]]), np.array([2, 4]), np.array([1, 1, 5]))
-    columns = {"client": [0, 1], "examples": [2, 4], "test_examples": [0, 2]}
-    columns |= {"classes": [1, 2], "largest_class": [0, 1]}
-    assert {name: list(values) for name, values in table.items()} == columns | {"class_0": [2, 1], "class_1": [0, 3]}
-    of_text = client_table(None, np.array([2, 4]), None)
-    assert list(of_text) == list(columns)[:5] and of_text["classes"] == of_text["test_examples"] == ""

@@ -1,7 +1,5 @@
 """The image data sets: digits, MNIST, Fashion-MNIST, CIFAR and EMNIST, from tiny files in their formats."""
 
-import gzip
-import lzma
 import os
 import pickle
 from functools import partial
@@ -9,9 +7,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fedoptax.data.datasets import cifar, digits, emnist, mnist
+from fedoptax.data.datasets import cifar, emnist, mnist
 from fedoptax.errors import DataError
-from files import cifar_batch, idx, real_data, write, write_cifar, write_femnist, write_leaf, write_mnist, write_tff
+from files import cifar_batch, idx, write, write_cifar, write_femnist, write_leaf, write_mnist, write_tff
+from refusals import refused
 
 
 def pixels(seed, n, shape):
@@ -21,25 +20,7 @@ def pixels(seed, n, shape):
 # --- digits
 
 
-def test_digits_are_split_by_class_and_always_the_same():
-    source = digits.load()
-    assert (len(source.train["y"]), len(source.test["y"])) == (1438, 359)
-    assert source.input_shape == source.train["x"].shape[1:] == (8, 8, 1)
-    assert (source.train["x"].max(), source.train["x"].dtype, source.train["y"].dtype) == (16, np.uint8, np.int32)
-    everything = np.bincount(np.concatenate([source.train["y"], source.test["y"]]))
-    np.testing.assert_allclose(np.bincount(source.test["y"]) / everything, 0.2, atol=0.01)
-    np.testing.assert_array_equal(digits.load().test["x"], source.test["x"])
-
-
 # --- MNIST
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_mnist_packed_or_unpacked(tmp_path, suffix):
-    source = mnist.load(write_mnist(tmp_path, suffix=suffix))
-    assert source.train["x"].shape == (12, 28, 28, 1) and source.test["x"].shape == (6, 28, 28, 1)
-    np.testing.assert_array_equal(source.train["y"], np.arange(12) % 10)
-    assert (source.train["x"].dtype, source.train["y"].dtype, source.train_groups) == (np.uint8, np.int32, None)
 
 
 def test_mnist_by_writer_and_fashion_mnist_in_its_folder(tmp_path):
@@ -99,21 +80,10 @@ def test_cifar100_has_two_kinds_of_labels(tmp_path, monkeypatch, labels):
     assert (source.num_classes, list(source.train["y"]), list(source.test["y"])) == expected
 
 
-@pytest.mark.parametrize(("suffix", "compress"), [(".xz", lzma.compress), (".gz", gzip.compress)])
-def test_cifar_is_read_compressed_and_from_the_folder_above(tmp_path, monkeypatch, suffix, compress):
-    folder = write_cifar(tmp_path, monkeypatch, "cifar10", cifar10_files()) / "cifar10"
-    expected = cifar.load10(tmp_path)
-    for path in (folder / "cifar-10-batches-py").iterdir():
-        (folder / f"{path.name}{suffix}").write_bytes(compress(path.read_bytes()))
-        path.unlink()
-    np.testing.assert_array_equal(cifar.load10(tmp_path).train["x"], expected.train["x"])
-
-
 def test_a_batch_with_another_hash_is_not_unpickled(tmp_path, monkeypatch):
     path = write_cifar(tmp_path, monkeypatch, "cifar10", cifar10_files()) / "cifar10/cifar-10-batches-py/test_batch"
     path.write_bytes(pickle.dumps(RemovesAFile(tmp_path)))
-    with pytest.raises(DataError, match=r"test_batch is damaged \(its hash.*data fetch cifar10"):
-        cifar.load10(tmp_path)
+    refused(lambda: cifar.load10(tmp_path), "test_batch is damaged (its hash", "data fetch cifar10")
 
 
 class RemovesAFile:
@@ -164,11 +134,6 @@ def test_emnist_in_both_formats(tmp_path, make, names):
     assert source.class_names[61] == "z"
 
 
-def test_tensorflow_federateds_files_are_preferred_to_leafs(tmp_path):
-    write_femnist(write_emnist(tmp_path), IMAGES, TESTED)
-    np.testing.assert_array_equal(emnist.load(tmp_path).train["x"], emnist.load_tff(tmp_path).train["x"])
-
-
 ONE = pixels(0, 1, (784,))
 
 
@@ -189,11 +154,9 @@ def test_inconsistent_femnist_is_refused(tmp_path, train):
 
 def test_a_writer_in_two_files_or_in_one_part_alone_is_refused(tmp_path):
     write_leaf(write_femnist(tmp_path, IMAGES, TESTED) / "femnist" / "train" / "2.json", {"a": (ONE, [0])})
-    with pytest.raises(DataError, match=r"2\.json.*'a'"):
-        emnist.load(tmp_path)
+    refused(lambda: emnist.load(tmp_path), "2.json", "'a'")
     write_leaf(tmp_path / "femnist" / "train" / "2.json", {"new": (ONE, [0])})
-    with pytest.raises(DataError, match="lacks writer 'new'"):
-        emnist.load(tmp_path)
+    refused(lambda: emnist.load(tmp_path), "lacks writer 'new'")
 
 
 @pytest.mark.parametrize(
@@ -206,11 +169,4 @@ def test_a_writer_in_two_files_or_in_one_part_alone_is_refused(tmp_path):
 )  # fmt: skip
 def test_inconsistent_emnist_is_refused(tmp_path, fields):
     write_tff(write_emnist(tmp_path) / "emnist" / "fed_emnist_train.h5", {"a": fields})
-    with pytest.raises(DataError, match=r"fed_emnist_train\.h5.*'a'"):
-        emnist.load(tmp_path)
-
-
-@pytest.mark.long
-def test_the_real_femnist_has_its_writers():
-    source = emnist.load_leaf(real_data("femnist"))
-    assert (source.train_groups.max() + 1, len(source.test["y"])) == (396, 6_254)
+    refused(lambda: emnist.load(tmp_path), "fed_emnist_train.h5", "'a'")

@@ -2,9 +2,6 @@
 
 import datetime
 import decimal
-import io
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +11,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 import fedoptax as fx
-from fedoptax.data.custom import from_arrays, load_file
+from fedoptax.data.custom import load_file
 from fedoptax.data.inputs import as_examples, read_inputs
 from fedoptax.data.readers import find_white
 from fedoptax.data.schema import ColumnSchema, Schema, Target
@@ -57,7 +53,7 @@ KINDS: dict[str, tuple[Any, list[float] | str]] = {  # column -> its numbers, or
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_column_of_parquet_is_numbers_or_refused(tmp_path: Path, kind: str) -> None:
+def test_a_column_of_parquet_is_numbers_or_refused(tmp_path, kind):
     column, expected = KINDS[kind]
     path = parquet(tmp_path / "a.parquet", list(NUMBERS), column, NUMBERS["label"], NUMBERS["client"])
     if isinstance(expected, str):
@@ -67,19 +63,10 @@ def test_a_column_of_parquet_is_numbers_or_refused(tmp_path: Path, kind: str) ->
 
 
 @pytest.mark.parametrize("name", ["label", "client"])
-def test_labels_and_clients_are_whole_numbers_or_text(tmp_path: Path, name: str) -> None:
+def test_labels_and_clients_are_whole_numbers_or_text(tmp_path, name):
     for kind in ("timestamp", "duration", "date", "time of day", "timestamp by code", "decimal"):
         path = parquet(tmp_path / "a.parquet", list(NUMBERS), *(NUMBERS | {name: KINDS[kind][0]}).values())
         refused(lambda: load_file(path), f"'{name}', row 1")  # noqa: B023
-
-
-@pytest.mark.parametrize("times", [np.array(["2020", "2021"], "M8[ns]"), np.array([1, 2], "m8[ns]")])
-def test_times_in_arrays_are_refused(tmp_path: Path, times: np.ndarray) -> None:
-    arrays = {"x": np.ones((2, 1)), "y": np.arange(2), "client": np.arange(2)}
-    for name in arrays:
-        np.savez(tmp_path / "a.npz", **(arrays | {name: times}))
-        refused(lambda: load_file(tmp_path / "a.npz"), f"a.npz: '{name}'")
-        refused(lambda: from_arrays(**arrays | {name: times}), f"train: {name}")  # noqa: B023
 
 
 FRAMES: dict[str, tuple[Any, list[float] | None]] = {  # a DataFrame's column f -> its numbers; None: refused
@@ -102,7 +89,7 @@ def predicted(frame: pd.DataFrame) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", FRAMES)
-def test_a_column_that_is_predicted_is_numbers_or_refused(kind: str) -> None:
+def test_a_column_that_is_predicted_is_numbers_or_refused(kind):
     column, expected = FRAMES[kind]
     frame = pd.DataFrame({"f": column, "g": [0.0, 0.0]})
     if expected is None:
@@ -121,19 +108,13 @@ def test_a_column_that_is_predicted_is_numbers_or_refused(kind: str) -> None:
         (["client", "label", "client"], "'client'"), (["label", "f", "\ufefff"], "'f'"),
     ],
 )  # fmt: skip
-def test_a_name_twice_is_refused(tmp_path: Path, names: list[str], twice: str) -> None:
+def test_a_name_twice_is_refused(tmp_path, names, twice):
     refused(lambda: load_file(csv(tmp_path / "a.csv", f"{','.join(names)}\n1,2,3\n4,5,6\n")), "a.csv", twice)
     path = parquet(tmp_path / "a.parquet", names, [1, 2], [3, 4], [5, 6])
     refused(lambda: load_file(path), "a.parquet", twice)
 
 
-@pytest.mark.parametrize("name", ["f", "f ", "\ufefff"])
-def test_a_name_twice_is_not_predicted_but_if_unused(name: str) -> None:
-    refused(lambda: predicted(pd.DataFrame([[1.0, 2.0, 3.0]], columns=["f", "g", name])), "x has 'f' more than once")
-    assert predicted(pd.DataFrame([[1.0, 2.0, 3.0, 4.0]], columns=["f", "g", "n", "n"])).tolist() == [[1, 2]]
-
-
-def test_a_column_has_one_use_and_an_unused_one_may_stand_twice(tmp_path: Path) -> None:
+def test_a_column_has_one_use_and_an_unused_one_may_stand_twice(tmp_path):
     path = csv(tmp_path / "a.csv", "f,note,note,label\n1,x,y,a\n2,x,y,b\n")
     assert load_file(path, features="f", test_fraction=0.0).columns == ("f",)
     for options in ({"features": ["f", "label"]}, {"features": ["f", "f"]}, {"client": "label", "features": ["f"]}):
@@ -141,7 +122,7 @@ def test_a_column_has_one_use_and_an_unused_one_may_stand_twice(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path, mark: str) -> None:
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path, mark):
     for text in ("größe,label\n1,☃\n2,b\n", '"größe","label"\r\n1,☃\r\n2,b\r\n'):
         source = load_file(csv(tmp_path / "a.csv", mark + text), test_fraction=0.0)
         assert (source.columns, source.class_names) == (("größe",), ("b", "☃"))
@@ -166,9 +147,7 @@ TEXTS: list[tuple[str, dict[str, str], list[float] | str]] = [  # file, options 
 
 
 @pytest.mark.parametrize(("text", "options", "expected"), TEXTS)
-def test_separators_and_decimals(
-    tmp_path: Path, text: str, options: dict[str, str], expected: list[float] | str
-) -> None:
+def test_separators_and_decimals(tmp_path, text, options, expected):
     path = csv(tmp_path / "a.csv", text)
     if isinstance(expected, str):
         refused(lambda: load_file(path, **options), expected)
@@ -176,7 +155,7 @@ def test_separators_and_decimals(
         assert load_file(path, **options, test_fraction=0.0).train["x"].ravel().tolist() == expected
 
 
-def test_a_model_reads_new_cells_as_those_that_it_was_trained_on(tmp_path: Path) -> None:
+def test_a_model_reads_new_cells_as_those_that_it_was_trained_on(tmp_path):
     cells = [f"{i / 10};{i % 2};{i % 3}".replace(".", ",") for i in range(30)]
     path = csv(tmp_path / "a.csv", "f;label;client\n" + "\n".join(cells))
     task = fx.load_task(f"file:{path}", decimal=",", model="logistic")
@@ -204,14 +183,14 @@ def image_task(folder: Path, x: np.ndarray) -> fx.Task:
         (BYTES - 100, "int64 from -100 to 155"), (BYTES + 0.25, "float64 from 0.25 to 255.25"),
     ],
 )  # fmt: skip
-def test_white_is_found_by_the_range_of_the_pixels(x: np.ndarray, white: float | str | None) -> None:
+def test_white_is_found_by_the_range_of_the_pixels(x, white):
     if isinstance(white, str):
         refused(lambda: find_white("a.npz", x), "a.npz", white)
     else:
         assert find_white("a.npz", x) == white
 
 
-def test_pixels_are_divided_by_white(tmp_path: Path) -> None:
+def test_pixels_are_divided_by_white(tmp_path):
     task, scaled = image_task(tmp_path, BYTES * 257), image_task(tmp_path, BYTES / 255)
     assert task.inputs == {"white": 65535} and "divided by 65535" in task.notes[1] and "by" not in scaled.notes[1]
     params = task.init(jax.random.key(0))
@@ -228,7 +207,7 @@ PREDICTED: list[tuple[float | None, str, dict[str, str | None]]] = [  # white, t
 
 
 @pytest.mark.parametrize(("white", "dtype", "cases"), PREDICTED)
-def test_new_pixels_have_the_range_of_those_trained_on(white: Any, dtype: str, cases: dict[str, str | None]) -> None:
+def test_new_pixels_have_the_range_of_those_trained_on(white, dtype, cases):
     forms = {"f4/255": BYTES / 255, "u2*257": (BYTES * 257).astype("u2"), "f4-99": BYTES - 99.0}
     inputs, fields = {"white": white}, {"x": np.zeros((4, 4, 1), dtype)}
     for form, words in cases.items():
@@ -240,76 +219,3 @@ def test_new_pixels_have_the_range_of_those_trained_on(white: Any, dtype: str, c
 
 
 # --- folders and files of images
-
-
-def save(path: Path, value: int = 0, **options: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("L", (2, 2), value).save(path, **options)
-    return path
-
-
-def test_links_are_followed(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    save(root / "bob" / "cat" / "1.png", 1)
-    save(tmp_path / "elsewhere" / "cat" / "2.png", 2)
-    (root / "ann").symlink_to(tmp_path / "elsewhere")  # a client
-    (root / "bob" / "dog").symlink_to(tmp_path / "elsewhere" / "cat")  # a class
-    (root / "bob" / "cat" / "3.png").symlink_to(tmp_path / "elsewhere" / "cat" / "2.png")  # an image
-    source = load_file(root, test_fraction=0.0)
-    found = list(zip(source.train_groups, source.train["y"], source.train["x"][:, 0, 0, 0]))  # type: ignore[arg-type]
-    assert found == [("ann", 0, 2), ("bob", 0, 1), ("bob", 0, 2), ("bob", 1, 2)]
-    form = {"x": np.zeros((2, 2, 1), np.uint8)}
-    assert read_inputs(root, {"white": 255}, form, ())[0]["x"][:, 0, 0, 0].tolist() == [2, 1, 2, 2]
-
-
-@pytest.mark.parametrize("link", ["carl", "bob/cow", "bob/cat/2.png"])
-@pytest.mark.parametrize("target", ["nowhere", "root", "root/bob"])
-def test_links_that_lead_nowhere_or_back_are_named(tmp_path: Path, link: str, target: str) -> None:
-    save(tmp_path / "root" / "bob" / "cat" / "1.png")
-    (tmp_path / "root" / link).symlink_to(tmp_path / target)
-    if (link, target) != ("carl", "root/bob"):  # another name of a client, which is no loop
-        refused(lambda: load_file(tmp_path / "root"), link)
-
-
-def deep_png(kind: int, channels: int) -> bytes:
-    """A picture of 16 bits per channel, of a colour type of the PNG standard."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, kind, 0, 0, 0))
-    data = chunk(b"IDAT", zlib.compress(bytes(1 + 2 * channels)))
-    return b"\x89PNG\r\n\x1a\n" + head + data + chunk(b"IEND", b"")
-
-
-def pages(kind: str) -> bytes:
-    buffer = io.BytesIO()
-    frames = [Image.new("RGB", (1, 1), (value, 0, 0)) for value in (1, 9)]
-    frames[0].save(buffer, format=kind, save_all=True, append_images=frames[1:])
-    return buffer.getvalue()
-
-
-IMAGES: dict[str, tuple[bytes, str | None]] = {
-    **{f"{kind}.png": (deep_png(kind, n), "8 bits") for kind, n in ((0, 1), (2, 3), (4, 2), (6, 4))},
-    "deep.ppm": (b"P6 1 1 65535\n" + bytes(6), "8 bits"),
-    "deep.pgm": (b"P5 1 1 1023\n" + bytes(2), "8 bits"),
-    **{f"pages.{end.lower()}": (pages(end), "one page") for end in ("TIFF", "GIF", "WEBP", "PNG")},
-    "flat.ppm": (b"P6 1 1 255\n\1\2\3", None),
-    "photo.jpg": (pages("MPO"), None),  # a camera's previews
-}
-
-
-@pytest.mark.parametrize("name", IMAGES)
-def test_images_have_8_bits_per_channel_and_one_page(tmp_path: Path, name: str) -> None:
-    content, words = IMAGES[name]
-    path = save(tmp_path / "root" / "ann" / "cat" / "1.png").with_name(name)
-    path.write_bytes(content)
-    if words is None:
-        assert load_file(tmp_path / "root", image_size=1, test_fraction=0.0).train["x"].shape == (2, 1, 1, 3)
-    else:
-        refused(lambda: load_file(tmp_path / "root", image_size=1), name, words)
-    with Image.open(path) as opened:  # as other libraries read it
-        if words is None:
-            assert from_arrays([opened], [0]).train["x"].shape == (1, 1, 1, 3)
-        else:
-            refused(lambda: from_arrays([opened], [0]), "train: image 0", words)

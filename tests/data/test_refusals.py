@@ -1,7 +1,6 @@
 """Wrong arguments of the data room: the exception, and the argument that its one line names."""
 
 import numpy as np
-import pytest
 
 import fedoptax as fx
 from fedoptax.data.check import check, fetch
@@ -22,6 +21,7 @@ from fedoptax.data.partition import (
     similarity,
 )
 from fedoptax.errors import DataError, UsageError
+from refusals import refusals
 
 NAN = float("nan")
 
@@ -40,18 +40,14 @@ PARTITIONS = [
     (lambda: dirichlet([0, 1], 1, 0.0, 0), UsageError, "alpha"),
     (lambda: dirichlet_by_class([0, 1], 2, 1.0, 0, min_size=2), UsageError, "min_size"),
     (lambda: classes_per_client([0, 1], 1, 3, 0), UsageError, "classes"),
-    (lambda: classes_per_client([0, 1, 2], 2, 1, 0), UsageError, "classes"),
     (lambda: classes_per_client([0, 1, 1], 2, 2, 0), UsageError, "classes"),
     (lambda: shards([0, 1], 2, 2, 0), UsageError, "shards_per_client"),
     (lambda: similarity([0, 1], 1, 100.1, 0), UsageError, "s"),
     (lambda: by_size(9, 4, seed=0, sigma=-1.0), UsageError, "sigma"),
-    (lambda: by_size(9, 4, seed=0, distribution="powerlaw", exponent=0.0), UsageError, "exponent"),
     (lambda: by_size(9, 4, seed=0, distribution="lognorm"), UsageError, "distribution"),
     (lambda: pachinko([0, 0], [0, 1], 1, seed=0, alpha_fine=NAN), UsageError, "alpha_fine"),
-    (lambda: pachinko([0], [0, 1], 1, seed=0), UsageError, "coarse"),
     (lambda: pachinko([0, 0, 1], [0, 1, 1], 1, seed=0), UsageError, "coarse"),
     (lambda: natural([]), UsageError, "groups"), (lambda: label_skew([1, 2]), UsageError, "counts"),
-    (lambda: divide_test([], [], [1], 0), UsageError, "train_labels"),
     (lambda: divide_test([1], [np.array([0])], [[1]], 0), UsageError, "test_labels"),
     (lambda: label_counts([0, 5], [np.array([0, 1])], 2), UsageError, "labels"),
     (lambda: heterogeneity([[1, 1], [0, 0]]), UsageError, "counts"),
@@ -60,50 +56,35 @@ PARTITIONS = [
 FEDERATIONS = [
     (lambda: fx.FederatedData.from_clients([]), DataError, "clients"),
     (lambda: fx.FederatedData.from_clients([{}]), DataError, "client 0"),
-    (lambda: fx.FederatedData.from_clients([{"x": np.ones((0, 2))}]), DataError, "client 0"),
     (lambda: fx.FederatedData.from_clients([{"x": np.ones(2)}, {"y": np.ones(2)}]), DataError, "client 1"),
-    (lambda: fx.FederatedData.from_clients([{"x": np.ones(2)}, {"x": np.ones((2, 2))}]), DataError, "client 1"),
     (lambda: fx.FederatedData.from_clients([{"x": np.ones(2), "y": np.ones(3)}]), DataError, "client 0"),
     (lambda: fx.FederatedData.from_clients([{"x": np.array([1, NAN])}]), DataError, "client 0"),
     (lambda: fx.FederatedData.from_clients([{"mask": np.ones(2)}]), DataError, "client 0: field"),
-    (lambda: fx.FederatedData.from_clients([{"x": np.array(["a"])}]), DataError, "client 0: field"),
     (lambda: fx.FederatedData.from_clients([{"x": [[1, 2], [3]]}]), DataError, "client 0: field"),
-    (lambda: fx.FederatedData.from_clients([X, (np.ones(2), np.ones(2))]), DataError, "client 1"),
     (lambda: fx.FederatedData.from_clients(None), UsageError, "clients"),
-    (lambda: fx.FederatedData.write("nowhere", [{"mask": np.ones(2)}]), DataError, "client 0: field"),
-    (lambda: fx.FederatedData.from_parts({"x": np.ones(2)}, []), DataError, "clients"),
     (lambda: fx.FederatedData.from_parts({"x": np.ones(2)}, [np.array([2])]), DataError, "parts"),
-    (lambda: fx.FederatedData.from_parts({"x": np.ones(2)}, [[0], []]), DataError, "client 1"),
-    (lambda: fx.FederatedData.from_parts({"x": np.ones(2), "y": np.ones(3)}, [[0]]), DataError, "examples"),
     (lambda: fx.FederatedData.from_parts(np.ones(2), [[0]]), DataError, "examples"),
     (lambda: fx.FederatedData.from_parts(X, [[0], np.array([1.0])]), DataError, r"parts\[1\] .* float64\[1\]"),
     (lambda: fx.FederatedData.from_parts(X, [[0], np.ones(2, bool)]), DataError, r"parts\[1\] .* bool\[2\]"),
     (lambda: fx.FederatedData.from_parts(X, None), UsageError, "parts"),
     (lambda: fx.FederatedData.from_groups({"x": np.ones(2)}, np.array([1, 0])), DataError, "groups"),
-    (lambda: fx.FederatedData.from_groups(X, [0, 0]), DataError, "examples"),
     (lambda: fx.FederatedData.from_groups({"x": np.ones(())}, [0]), DataError, "examples"),
     (lambda: fx.FederatedData(X, np.array([0, 0, 3])), DataError, "client 0"),
-    (lambda: fx.FederatedData(X, np.array([0, 2])), DataError, "examples"),
     (lambda: label_counts([0, 1, 1], [np.array([0.0])], 2), DataError, r"parts\[0\]"),
 ]
 TASKS = [
     (lambda: make_task(clients=[X, X]), UsageError, "clients"), (lambda: make_task(init={}), UsageError, "init"),
-    (lambda: make_task(loss=None), UsageError, "loss"),
     (lambda: make_task(metrics="accuracy"), UsageError, "metrics"),
     (lambda: make_task(predict=3), UsageError, "predict"), (lambda: make_task(devices=2.5), UsageError, "devices"),
     (lambda: make_task(test=[np.ones((3, 2))]), UsageError, "test"),
     (lambda: make_task(test={"x": np.ones((3, 2)), "y": np.ones(2)}), DataError, "test: fields"),
-    (lambda: make_task(test={"x": np.ones((0, 2))}), DataError, "test: fields"),
     (lambda: make_task(test={"x": np.ones((3, 2, 5))}), DataError, r"test: field 'x' .* 2 axes .* got \(3, 2, 5\)"),
     (lambda: make_task(test={"x": np.full((3, 2), NAN)}), DataError, "test: field 'x', row 1"),
     (lambda: make_task(test=X, test_owners=np.zeros(2, int)), DataError, "test_owners"),
-    (lambda: make_task(validation=X, validation_owners=np.zeros(3)), DataError, "validation_owners"),
     (lambda: fx.load_task("mnist", data_dir=3), UsageError, "data_dir"),
     (lambda: fx.load_task("digits", separator=";"), UsageError, "separator"),
     (lambda: fx.with_lora(fx.load_task("digits"), {"other": np.ones(3)}, 2), UsageError, "base must hold dense"),
     (lambda: fx.analytic.quadratic(noise=-1.0), UsageError, "noise must"),
-    (lambda: fx.analytic.quadratic(condition=0.5), UsageError, "condition must"),
-    (lambda: fx.analytic.quadratic(dimension=2.5), UsageError, "dimension must"),
     (lambda: fx.analytic.synthetic(beta=NAN), UsageError, "beta must"),
 ]  # fmt: skip
 DATA_SETS = [
@@ -128,20 +109,16 @@ CUSTOM = [
     (lambda: load_file(None), UsageError, "path"),
     (lambda: load_file("nowhere.csv", client=["a"]), UsageError, "client"),
     (lambda: holdout(digits.load(), 0.5, -1), UsageError, "seed"),
-    (lambda: holdout(digits.load(), 0.5, 0), UsageError, "fraction"),
     (lambda: from_arrays([1, 2], [0, 1], ["a"]), DataError, "arrays"), (lambda: from_arrays([], []), DataError, ""),
     (lambda: from_arrays([[1], [1, 2]], [2, 2]), DataError, "train: x cannot"),
     (lambda: from_arrays([1], [2.5]), DataError, "train: y, row 1"),
-    (lambda: from_arrays([NAN], [2]), DataError, "train: x, row 1"),
     (lambda: from_arrays([1], [2], image_size=8), UsageError, "image_size"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "exception", "argument"), [*PARTITIONS, *FEDERATIONS, *TASKS, *DATA_SETS, *CUSTOM])
-def test_a_wrong_argument_is_named_in_one_line(call, exception, argument):
-    with pytest.raises(exception, match=rf"(?s)^{argument}") as error:
-        call()
-    assert "\n" not in str(error.value)
+test_a_wrong_argument_is_named = refusals(
+    (call, error, f"^{argument}") for call, error, argument in [*PARTITIONS, *FEDERATIONS, *TASKS, *DATA_SETS, *CUSTOM]
+)
 
 
 def test_longer_sequences_may_be_held_out():

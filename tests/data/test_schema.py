@@ -215,7 +215,7 @@ def test_a_schema_travels_and_new_rows_are_answered_as_in_training(table, tmp_pa
     assert {name: values[name] for name in expected} == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("loss", ["squared", "huber", "poisson"])
+@pytest.mark.parametrize("loss", ["squared", *(pytest.param(a, marks=pytest.mark.long) for a in ("huber", "poisson"))])
 def test_a_number_is_predicted_in_its_own_units(table, loss):
     options = {"client_column": "hospital", "label_column": "cost", "target": "number", "drop": "id,outcome"}
     task = fx.load_task(f"file:{table}", **options, model="linear", loss=loss)

@@ -1,6 +1,5 @@
 """What the tests of deployments share."""
 
-from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -16,7 +15,7 @@ collect_ignore_glob = [] if find_spec("flwr") else ["test_*"]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_runs() -> Iterator[None]:
+def quick_runs():
     """Let a server look for replies often, and deployments of one algorithm share it: it is compiled once for all."""
     build, made = Deployment.build_algorithm, dict[str, FedAlgorithm]()
 
@@ -39,7 +38,7 @@ def quick_runs() -> Iterator[None]:
 
 
 @pytest.fixture
-def inside_a_flower_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def inside_a_flower_run(monkeypatch):
     """Let messages be made: they want to know which run they belong to."""
     from flwr.supercore.task_identity import TaskIdentity
 

@@ -15,10 +15,11 @@ from federations import deployment
 from fedoptax.cli.options import Run
 from fedoptax.deploy.app import read_app, write_app
 from fedoptax.deploy.config import Deployment, build_task, from_table, to_table
-from fedoptax.deploy.keys import describe_keys, make_keys, write_keys
+from fedoptax.deploy.keys import make_keys, write_keys
 from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.errors import UsageError
 from fedoptax.experiments.presets import find_preset
+from refusals import refused
 
 
 def flat(table: dict[str, Any]) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def flat(table: dict[str, Any]) -> dict[str, Any]:
     return flatten_dict(table)
 
 
-def test_a_deployment_comes_back_from_its_table() -> None:
+def test_a_deployment_comes_back_from_its_table():
     given = deployment("fafed", hyperparameters={"lr": 1, "rule": "adam", "x": True}, quorum=1, resume=True)
     assert from_table(flat(to_table(given))) == given
     given = deployment(algorithm="own.module:make", hyperparameters={"client_lr": 0.5})
@@ -37,8 +38,7 @@ def test_a_deployment_comes_back_from_its_table() -> None:
     assert from_table(flat(to_table(given))) == given
     given = deployment(cohort_size=3, secure_aggregation=8.0)
     assert from_table(flat(to_table(given))) == given
-    with pytest.raises(UsageError, match="hyperparameters"):
-        to_table(deployment(hyperparameters={"client_lr": [0.1]}))
+    refused(lambda: to_table(deployment(hyperparameters={"client_lr": [0.1]})), "hyperparameters")
 
 
 @pytest.mark.parametrize(
@@ -51,34 +51,32 @@ def test_a_deployment_comes_back_from_its_table() -> None:
      ({"nodes.x": "SHA256:a"}, "nodes"), ({"nodes.0": "SHA256:a b", "nodes.1": "SHA256:a c"}, "nodes"),
      ({"checkpoint-every": -1}, "checkpoint_every"), ({"out": 1}, "out")],
 )  # fmt: skip
-def test_a_wrong_setting_is_refused_by_name(wrong: dict[str, Any], name: str) -> None:
+def test_a_wrong_setting_is_refused_by_name(wrong, name):
     with pytest.raises(UsageError, match=name):
         from_table(flat(to_table(deployment())) | wrong)
 
 
-def test_another_algorithm_in_the_table_does_not_take_the_rates_of_the_first() -> None:
+def test_another_algorithm_in_the_table_does_not_take_the_rates_of_the_first():
     table = flat(to_table(deployment("fedadam"))) | {"algorithm": "fedavg"}
     assert from_table(table).hyperparameters == find_preset("digits", "fedavg")[0] != {}
     own = from_table(table | {"hyperparameters.fedavg.client_lr": 0.5})
     assert own.hyperparameters == {"client_lr": 0.5} and own.build_algorithm()
-    with pytest.raises(UsageError, match="must be in a table"):
-        from_table(table | {"hyperparameters.client_lr": 0.5})
+    refused(lambda: from_table(table | {"hyperparameters.client_lr": 0.5}), "must be in a table")
 
 
 PRIVACY = "clip=1.0,noise_multiplier=2.0,delta=1e-4"
 
 
 @pytest.mark.parametrize("text", [PRIVACY, f"{PRIVACY},seed=none"])
-def test_nodes_never_learn_the_seed_of_the_noise(text: str) -> None:
+def test_nodes_never_learn_the_seed_of_the_noise(text):
     given = from_table(flat(to_table(deployment("fedadam", privacy=text))))
     assert given.privacy == f"{PRIVACY},seed=none"
     server, node = (given.build_algorithm().init({"w": np.zeros(2, np.float32)}) for _ in range(2))
     assert not np.array_equal(jax.random.key_data(server.key), jax.random.key_data(node.key))
-    with pytest.raises(UsageError, match="seed"):
-        deployment("fedadam", privacy=f"{PRIVACY},seed=0")
+    refused(lambda: deployment("fedadam", privacy=f"{PRIVACY},seed=0"), "seed")
 
 
-def test_a_task_can_be_a_function_of_the_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_can_be_a_function_of_the_app(tmp_path, monkeypatch):
     (tmp_path / "own_deployed_task.py").write_text(
         "from fedoptax import load_task\n"
         "def make(partition):\n    return load_task('digits', num_clients=3)\n"
@@ -92,7 +90,7 @@ def test_a_task_can_be_a_function_of_the_app(tmp_path: Path, monkeypatch: pytest
             build_task(Deployment(task={"name": name}, algorithm="fedavg"))
 
 
-def test_the_app_folder_reads_back_and_holds_no_secret(tmp_path: Path) -> None:
+def test_the_app_folder_reads_back_and_holds_no_secret(tmp_path):
     given = deployment("scaffold", out='runs/a "quoted" \\ name\n \x7f \x85 é \U0001f680')
     write_app(tmp_path / "app", given)
     write_keys(tmp_path / "keys", make_keys(2))
@@ -101,14 +99,12 @@ def test_the_app_folder_reads_back_and_holds_no_secret(tmp_path: Path) -> None:
     assert "PRIVATE" not in text and str(tmp_path) not in text
     table = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
     assert table["tool"]["flwr"]["app"]["components"]["serverapp"] == "fedoptax_app.server_app:app"
-    with pytest.raises(UsageError, match="folder"):
-        write_app(tmp_path / "app", given)
+    refused(lambda: write_app(tmp_path / "app", given), "folder")
     (tmp_path / "app" / "pyproject.toml").write_text("[tool")
-    with pytest.raises(UsageError, match="pyproject"):
-        read_app(tmp_path / "app")
+    refused(lambda: read_app(tmp_path / "app"), "pyproject")
 
 
-def test_private_keys_have_mode_600_and_certificates_name_their_hosts(tmp_path: Path) -> None:
+def test_private_keys_have_mode_600_and_certificates_name_their_hosts(tmp_path):
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
@@ -134,13 +130,7 @@ def test_private_keys_have_mode_600_and_certificates_name_their_hosts(tmp_path: 
     assert key.public_key() == load_ssh_public_key(contents["node-0.pub"])
 
 
-@pytest.mark.parametrize("host", ["", "a b", "a..b", "x" * 64])
-def test_a_host_that_no_certificate_can_name_is_refused(host: str) -> None:
-    with pytest.raises(UsageError, match="host"):
-        make_keys(1, ("superlink.example.org", host))
-
-
-def test_options_have_the_same_names_in_simulation_and_deployment_apart_from_those_that_the_page_lists() -> None:
+def test_options_have_the_same_names_in_simulation_and_deployment_apart_from_those_that_the_page_lists():
     page = Path("docs/deploy.md").read_text(encoding="utf-8")
     table = page.partition("| `fedoptax run` | the app | why |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1:3] for line in table.splitlines()[2:]]
@@ -149,22 +139,3 @@ def test_options_have_the_same_names_in_simulation_and_deployment_apart_from_tho
     command = {name.replace("_", "-") for name in names - {"run", "faults", "trackers"}} | {"fault", "track"}
     app = set(to_table(deployment()))
     assert (command - app, app - command) == (different[0], different[1] - command)
-
-
-def test_a_setting_of_another_algorithm_and_a_missing_key_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from flwr.app import Context, RecordDict
-
-    from fedoptax.deploy import flower
-
-    monkeypatch.setattr(flower.flower_log, "propagate", True)
-    monkeypatch.setattr(flower, "use_cache", lambda seconds: None)
-    monkeypatch.chdir(tmp_path)
-    keys = make_keys(1)
-    table = flat(to_table(deployment("fedadam", **describe_keys(keys)))) | {"hyperparameters.fedavg.client_lr": 0.5}
-    flower.flower_log.addHandler(caplog.handler)
-    with pytest.raises(UsageError, match="signing_key must be the server's private key"):
-        flower.server_app()(None, Context(1, 1, {}, RecordDict(), table))  # type: ignore[arg-type]
-    flower.flower_log.removeHandler(caplog.handler)
-    assert "not used, as the algorithm is fedadam: hyperparameters.fedavg.client_lr" in caplog.text

@@ -14,7 +14,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_bad_replies_and_false_nodes_end_as_on_the_page(tmp_path: Path) -> None:
+def test_bad_replies_and_false_nodes_end_as_on_the_page(tmp_path):
     command = [sys.executable, str(BENCHMARKS / "network_attacks.py"), "--only", "replies,places", "--work"]
     subprocess.run([*command, str(tmp_path)], check=True, timeout=1100)
     assert processes_of(tmp_path) == {}

@@ -9,13 +9,10 @@ import jax
 import numpy as np
 import pytest
 
-import fedoptax as fx
-from federations import batches_of, deployment, task_of
+from federations import deployment, task_of
 from fedoptax.deploy.client import INITIAL, Client, Order, StateFolder
 from fedoptax.deploy.server import RawReply, check_reply, next_state, upload_form
 from fedoptax.deploy.wire import WireError, pack
-from fedoptax.engine.batches import task_grad_fn
-from fedoptax.engine.eager import run_round
 from fedoptax.errors import RunError, UsageError
 
 algorithm_of = cache(lambda name: deployment(name).build_algorithm())  # one each, so that programs compile once
@@ -40,33 +37,7 @@ class Node:
         return sorted(int(path.stem) for path in self.root.rglob("*.npz"))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", fx.ALGORITHMS)
-def test_client_and_server_compute_the_eager_round(name: str, tmp_path: Path) -> None:
-    made = deployment(name)
-    task, algorithm, work = task_of(), algorithm_of(name), made.work
-    params = task.init(jax.random.fold_in(jax.random.key(made.seed), 0))
-    server, states = algorithm.init(params), [algorithm.init_client(params)] * 3
-    wanted, cohort, grad_fn = server, [0, 2], jax.jit(task_grad_fn(task))
-    nodes = {i: Node(name, i, tmp_path / str(i)) for i in cohort}
-    for round in range(2):
-        batches = [batches_of(task, i, round // algorithm.exchanges, made.seed, work) for i in cohort]
-        sizes = [int(task.clients.sizes[i]) for i in cohort]
-        weights = sizes if algorithm.weighting == "examples" else None
-        old = [states[i] for i in cohort]
-        wanted, new, info = run_round(algorithm, grad_fn, wanted, old, batches, weights, 3)
-        states = [new[0], states[1], new[1]]
-        message = algorithm.broadcast(server)
-        answers = [nodes[i].answer(message, round, round - 1) for i in cohort]
-        form = upload_form(task, algorithm, work)
-        replies = [check_reply(a, form, 2000, algorithm.decode) for a in answers]
-        server, loss, is_finite = next_state(algorithm, server, replies, algorithm.weighting, 3)
-        assert is_finite and loss == pytest.approx(float(info.train_loss), rel=1e-5)
-    for a, b in zip(jax.tree.leaves(server), jax.tree.leaves(wanted)):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-
-
-def test_a_state_or_loss_that_is_not_finite_is_noticed(tmp_path: Path) -> None:
+def test_a_state_or_loss_that_is_not_finite_is_noticed(tmp_path):
     task, algorithm, node = task_of(), algorithm_of("fedadam"), Node("fedadam", 1, tmp_path)
     server = algorithm.init(task.init(jax.random.key(0)))
     answer = node.answer(algorithm.broadcast(server), 0, INITIAL)
@@ -79,7 +50,7 @@ def test_a_state_or_loss_that_is_not_finite_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def scaffold(tmp_path: Path) -> tuple[Node, Any]:
+def scaffold(tmp_path):
     node = Node("scaffold", 1, tmp_path / "node")
     return node, algorithm_of("scaffold").broadcast(algorithm_of("scaffold").init(task_of().init(jax.random.key(1))))
 
@@ -88,7 +59,7 @@ def same(a: RawReply, b: RawReply) -> bool:
     return a.arrays == b.arrays and a.numbers["train-loss"] == b.numbers["train-loss"]
 
 
-def test_a_lost_upload_is_not_built_upon(scaffold: tuple[Node, Any], tmp_path: Path) -> None:
+def test_a_lost_upload_is_not_built_upon(scaffold, tmp_path):
     node, message = scaffold
     assert same(node.answer(message, 0, INITIAL), node.answer(message, 0, INITIAL))
     after_loss = node.answer(message, 3, INITIAL)
@@ -96,7 +67,7 @@ def test_a_lost_upload_is_not_built_upon(scaffold: tuple[Node, Any], tmp_path: P
     assert node.kept_rounds() == [3]  # the server never heard of the state after round 0
 
 
-def test_a_restored_server_finds_the_earlier_state(scaffold: tuple[Node, Any]) -> None:
+def test_a_restored_server_finds_the_earlier_state(scaffold):
     node, message = scaffold
     node.answer(message, 0, INITIAL)
     second = node.answer(message, 1, 0)
@@ -105,7 +76,7 @@ def test_a_restored_server_finds_the_earlier_state(scaffold: tuple[Node, Any]) -
     assert not same(node.answer(message, 1, INITIAL), second)
 
 
-def test_the_state_outlives_the_process_and_damage_counts_as_lost(scaffold: tuple[Node, Any], tmp_path: Path) -> None:
+def test_the_state_outlives_the_process_and_damage_counts_as_lost(scaffold, tmp_path):
     node, message = scaffold
     node.answer(message, 0, INITIAL)
     node.client = replace(node.client)
@@ -121,7 +92,7 @@ def test_the_state_outlives_the_process_and_damage_counts_as_lost(scaffold: tupl
         assert node.answer(message, 1, 0).numbers["state-lost"] == 1
 
 
-def test_only_states_that_the_server_may_ask_for_are_kept(scaffold: tuple[Node, Any]) -> None:
+def test_only_states_that_the_server_may_ask_for_are_kept(scaffold):
     node, message = scaffold
     for round in range(6):
         node.answer(message, round, round - 1, checkpoints=tuple(range(round)))
@@ -131,28 +102,6 @@ def test_only_states_that_the_server_may_ask_for_are_kept(scaffold: tuple[Node, 
     assert node.kept_rounds() == [1, 2, 3, 5, 6]
 
 
-def test_a_full_disk_has_room_again_once_old_states_are_dropped(
-    scaffold: tuple[Node, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fedoptax.deploy import client
-
-    node, message = scaffold
-    for round in range(3):
-        node.answer(message, round, round - 1, checkpoints=tuple(range(round)))
-    size = sum(path.stat().st_size for path in node.root.rglob("*") if path.is_file())
-    write = client.write_atomically
-
-    def write_if_there_is_room(path: Path, content: bytes) -> None:
-        if sum(each.stat().st_size for each in node.root.rglob("*") if each.is_file()) + len(content) > size:
-            raise RunError("no space left")
-        write(path, content)
-
-    monkeypatch.setattr(client, "write_atomically", write_if_there_is_room)
-    with pytest.raises(RunError, match="space"):
-        node.answer(message, 3, 2, checkpoints=(0, 1))
-    assert node.answer(message, 4, 2, checkpoints=(1,)) and node.kept_rounds() == [1, 2, 4]
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"round": -1}, {"round": "0"}, {"base": -2}, {"checkpoints": None}, {"round": True}, {"round": 2**40},
@@ -160,16 +109,14 @@ def test_a_full_disk_has_room_again_once_old_states_are_dropped(
      {"experiment": "../../etc"}, {"experiment": EXPERIMENT.upper()},
      {"experiment": 5}, {"session": -1}, {"number": "1"}],
 )  # fmt: skip
-def test_a_senseless_order_is_refused_by_the_name_of_its_value(wrong: dict[str, Any]) -> None:
+def test_a_senseless_order_is_refused_by_the_name_of_its_value(wrong):
     good = {"experiment": EXPERIMENT, "round": 0, "base": INITIAL, "checkpoints": [INITIAL, 3]}
     assert Order.read(good) == Order(EXPERIMENT, 0, INITIAL, (INITIAL, 3))
     with pytest.raises((WireError, UsageError), match=next(iter(wrong))):
         Order.read(good | wrong)
 
 
-def test_a_foreign_message_and_a_state_folder_that_cannot_be_written_are_refused(
-    scaffold: tuple[Node, Any], tmp_path: Path
-) -> None:
+def test_a_foreign_message_and_a_state_folder_that_cannot_be_written_are_refused(scaffold, tmp_path):
     node, message = scaffold
     with pytest.raises(WireError, match="arrays"):
         node.answer({"params": message}, 0, INITIAL)

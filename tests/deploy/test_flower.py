@@ -1,7 +1,7 @@
 """Flower's grid as a network: partitions instead of nodes, and one bad reply spoils no other. No processes."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,12 @@ from fedoptax.deploy.server import RawReply, check_reply
 from fedoptax.deploy.wire import WireError, pack
 
 ARRAYS = pack({"w": np.ones(2, np.float32)})
-MakeNetwork = Callable[..., FlowerNetwork]
 PEM = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo  # as Flower tells them
 KEYS = {i: ec.generate_private_key(ec.SECP384R1()).public_key().public_bytes(*PEM) for i in (11, 22, 33, 44, 55)}
 
 
 @pytest.fixture(autouse=True)
-def in_a_run(inside_a_flower_run: None) -> None:
+def in_a_run(inside_a_flower_run):
     """Messages can be made."""
 
 
@@ -84,14 +83,14 @@ class Grid:
 
 
 @pytest.fixture(scope="module")
-def signer(tmp_path_factory: pytest.TempPathFactory) -> Signer:
+def signer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys") / "keys"
     write_keys(folder, make_keys(0))
     return Signer(folder / "signing.key", (folder / "signing.pub").read_text(), 1)
 
 
 @pytest.fixture
-def network_of(signer: Signer) -> MakeNetwork:
+def network_of(signer):
     """`(grid, partitions) -> network`, which has asked these partitions, if any, for a first round."""
 
     def make(grid: Any, partitions: Sequence[int] = ()) -> FlowerNetwork:
@@ -106,7 +105,7 @@ def network_of(signer: Signer) -> MakeNetwork:
     return make
 
 
-def test_a_partition_is_its_keys_whoever_comes_first(network_of: MakeNetwork, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_partition_is_its_keys_whoever_comes_first(network_of, caplog):
     flower_log = logging.getLogger("flwr")
     flower_log.addHandler(caplog.handler)
     grid = Grid({55: 0, 22: 0, 44: 7})
@@ -128,7 +127,7 @@ def test_a_partition_is_its_keys_whoever_comes_first(network_of: MakeNetwork, ca
     assert network.connected() == {0: "clinic 11"}
 
 
-def test_a_silent_node_is_asked_again_once_it_answers_a_greeting(network_of: MakeNetwork) -> None:
+def test_a_silent_node_is_asked_again_once_it_answers_a_greeting(network_of):
     grid = Grid({11: 0, 22: 1}, hung=[22])
     network = network_of(grid, [0, 1])
     assert [a.partition for a in network.receive()] == [0]
@@ -142,7 +141,7 @@ def test_a_silent_node_is_asked_again_once_it_answers_a_greeting(network_of: Mak
     assert network.connected() == {} and network.absent(1) == ("clinic 22", "not connected") != network.absent(2)
 
 
-def test_sound_replies_are_fetched_in_one_pull(network_of: MakeNetwork) -> None:
+def test_sound_replies_are_fetched_in_one_pull(network_of):
     grid = Grid({11: 0, 22: 1, 33: 2})
     network = network_of(grid)
     network.connected()
@@ -156,7 +155,7 @@ def test_sound_replies_are_fetched_in_one_pull(network_of: MakeNetwork) -> None:
     assert network.receive() == []
 
 
-def test_a_malformed_reply_spoils_no_other(network_of: MakeNetwork) -> None:
+def test_a_malformed_reply_spoils_no_other(network_of):
     grid = Grid({11: 0, 22: 1, 33: 2}, malformed=[22])
     network = network_of(grid, [0, 1, 2])
     assert network.receive() == []  # it took the others with it, so all are asked again, each by itself
@@ -168,7 +167,7 @@ def test_a_malformed_reply_spoils_no_other(network_of: MakeNetwork) -> None:
     assert len(network.receive()) == 3
 
 
-def test_a_superlink_that_is_down_is_no_nodes_fault_and_earlier_replies_are_not_taken(network_of: MakeNetwork) -> None:
+def test_a_superlink_that_is_down_is_no_nodes_fault_and_earlier_replies_are_not_taken(network_of):
     grid = Grid({11: 0})
     network = network_of(grid, [0])
     grid.is_down = True
@@ -179,7 +178,7 @@ def test_a_superlink_that_is_down_is_no_nodes_fault_and_earlier_replies_are_not_
     assert network.receive() == []
 
 
-def test_who_is_at_work_is_not_forgotten(network_of: MakeNetwork) -> None:
+def test_who_is_at_work_is_not_forgotten(network_of):
     network = network_of(Grid({11: 0, 22: 1}), [0, 1])
     network.begin(ARRAYS, lambda partition: {"round": 1}, at_work=[0])
     assert [a.partition for a in network.receive()] == [0]
@@ -204,7 +203,7 @@ def message_with(content: RecordDict, sender: int = 11) -> Message:
 
 
 @pytest.mark.parametrize("records", OTHER)
-def test_a_message_with_other_records_is_refused_in_one_line(records: dict[str, Any]) -> None:
+def test_a_message_with_other_records_is_refused_in_one_line(records):
     _, raw = read_reply(
         message_with(RecordDict({k: v for k, v in records.items() if k != "order"} | {"x": NUMBERS})), 11
     )
@@ -216,7 +215,7 @@ def test_a_message_with_other_records_is_refused_in_one_line(records: dict[str, 
         read_records(request, "order", ConfigRecord)
 
 
-def test_a_reply_under_another_nodes_name_is_refused() -> None:
+def test_a_reply_under_another_nodes_name_is_refused():
     content = RecordDict({"arrays": to_record(ARRAYS), "metrics": NUMBERS})
     assert read_reply(message_with(content), 11)[1] == RawReply(ARRAYS, NUMBERS)
     assert "sent by another node" in str(read_reply(message_with(content, sender=12), 11)[1].error)

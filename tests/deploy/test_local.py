@@ -25,7 +25,7 @@ from fedoptax.deploy import local as local_module
 from fedoptax.deploy.app import read_app, write_app
 from fedoptax.deploy.config import build_task
 from fedoptax.deploy.keys import make_keys, write_keys
-from fedoptax.deploy.local import LocalFederation, last_words, stop
+from fedoptax.deploy.local import LocalFederation, stop
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.history import read_rows
 
@@ -36,7 +36,7 @@ DOCUMENTED = re.findall(
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", DOCUMENTED)
-def test_the_examples_of_the_docs_learn_as_well_as_tuned_rates(command: str) -> None:
+def test_the_examples_of_the_docs_learn_as_well_as_tuned_rates(command):
     given = parse(command.replace("\\\n", "")).params
     form = Init if "init" in command else Local
     made = make_deployment(read_form(form, given), given["nodes"] or 4)
@@ -50,9 +50,7 @@ def test_the_examples_of_the_docs_learn_as_well_as_tuned_rates(command: str) -> 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_quickstart_reaches_the_accuracy_of_its_simulation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_quickstart_reaches_the_accuracy_of_its_simulation(tmp_path, monkeypatch, capsys):
     (readme,) = re.findall("fedoptax (deploy local [^\n#]*)", Path("README.md").read_text(encoding="utf-8"))
     (documented,) = [command.removeprefix("fedoptax ") for command in DOCUMENTED if "deploy local" in command]
     given = [read_form(Local, parse(f"fedoptax {command}").params) for command in (readme, documented)]
@@ -69,7 +67,7 @@ def test_the_quickstart_reaches_the_accuracy_of_its_simulation(
 LOGISTIC = ["--task", "digits", "--model", "logistic", "--algorithm", "fedavg", "--set", "client_lr=0.1"]
 
 
-def test_init_writes_an_app_and_keys_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_writes_an_app_and_keys_once(tmp_path, capsys):
     folder = tmp_path / "new"
     assert fedoptax("deploy", "init", folder, "--nodes", 2, "--host", "a b", *LOGISTIC) == 2
     assert fedoptax("deploy", "init", folder, "--nodes", 2, "--privacy", "clip=1,noise_multiplier=1,delta=1e-3,seed=1",
@@ -99,8 +97,8 @@ FAILING = "raise KeyError('age, of which the table has no column: ' + 300 * 'x')
      ("import fedoptax as fx\nmake = lambda i: fx.load_task('digits', num_clients=4)", "clients must be <= 2, got 4")],
 )  # fmt: skip
 def test_a_task_of_the_current_folder_comes_into_the_app_and_is_called_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, reason: str
-) -> None:
+    tmp_path, monkeypatch, capsys, text, reason
+):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(text)
     made = ["--nodes", 2, "--task", "mine:make", "--algorithm", "fedavg", "--set", "client_lr=0.1"]
@@ -110,7 +108,7 @@ def test_a_task_of_the_current_folder_comes_into_the_app_and_is_called_before_an
     assert capsys.readouterr().err.count(reason) == 2 and not Path("out").exists() and not Path("new/nodes").exists()
 
 
-def test_a_key_is_given_its_partition_and_can_lose_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_is_given_its_partition_and_can_lose_it(tmp_path, capsys):
     for name in "abcd":
         make = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", f"clinic {name}", "-f", tmp_path / name]
         subprocess.run(make, check=True, timeout=30)
@@ -147,9 +145,7 @@ def test_a_key_is_given_its_partition_and_can_lose_it(tmp_path: Path, capsys: py
      (["--asynchronous", 9], "asynchronous"), (["--staleness-exponent", -1], "--staleness-exponent"),
      (["--resume", "missing"], "pyproject")],
 )  # fmt: skip
-def test_a_wrong_option_is_refused_before_anything_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str | int], name: str
-) -> None:
+def test_a_wrong_option_is_refused_before_anything_starts(tmp_path, capsys, arguments, name):
     given = [str(tmp_path / a) if a == "missing" else a for a in arguments]
     out = [] if "--resume" in arguments else ["--out", tmp_path / "run"]
     assert fedoptax("deploy", "local", *given, *out, *([] if "--resume" in arguments else LOGISTIC)) == 2
@@ -158,7 +154,7 @@ def test_a_wrong_option_is_refused_before_anything_starts(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_resumed_run_keeps_its_app_and_its_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_run_keeps_its_app_and_its_rounds(tmp_path, capsys):
     out, work = tmp_path / "run", tmp_path / "run-network"
     write_app(work / "app", deployment("fedadam", rounds=4))
     (work / "keys").mkdir()
@@ -182,9 +178,7 @@ def test_a_resumed_run_keeps_its_app_and_its_rounds(tmp_path: Path, capsys: pyte
     assert processes_of(tmp_path) == {}
 
 
-def test_a_run_that_cannot_begin_does_not_pass_for_the_completed_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_cannot_begin_does_not_pass_for_the_completed_one_before(tmp_path, monkeypatch, capsys):
     out, work = tmp_path / "run", tmp_path / "run-network"
     write_app(work / "app", deployment("fedadam", rounds=4))
     write_keys(work / "keys", make_keys(1))
@@ -201,9 +195,7 @@ CHILD = STUBBORN + "time.sleep(600)"
 PARENT = STUBBORN + f"subprocess.Popen([sys.executable, '-c', {CHILD!r}], start_new_session=True); time.sleep(600)"
 
 
-def test_processes_end_with_their_children_even_against_their_will(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_end_with_their_children_even_against_their_will(tmp_path, monkeypatch):
     monkeypatch.setattr(local_module, "GRACE", 0.5)
     process = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)])
     family = psutil.Process(process.pid)
@@ -211,12 +203,6 @@ def test_processes_end_with_their_children_even_against_their_will(
     (child,) = family.children()
     stop([process])
     assert process.poll() is not None and not child.is_running()
-
-
-def test_the_last_telling_line_of_a_log_is_quoted(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("first\nValueError: this one\nlater\n")
-    assert last_words(tmp_path / "log").startswith("ValueError: this one")
-    assert "nothing" in last_words(tmp_path / "none")
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -230,7 +216,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_ctrl_c_and_a_killed_server_lose_no_round_and_leave_no_process(tmp_path: Path) -> None:
+def test_ctrl_c_and_a_killed_server_lose_no_round_and_leave_no_process(tmp_path):
     out, work = tmp_path / "run", tmp_path / "run-network"
     given = deployment("scaffold", hyperparameters={"client_lr": 0.05, "server_lr": 1.0}, rounds=5, out=str(out))
     new = ["--nodes=3", "--algorithm=scaffold", "--set=client_lr=0.05", "--set=server_lr=1.0", "--rounds=5", "--seed=3"]

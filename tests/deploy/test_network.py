@@ -5,9 +5,7 @@ import os
 import re
 import shlex
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,9 +33,7 @@ KINDS = ("fedadam", "fedlamb", "mime")  # without client states, with them, of t
 
 
 @pytest.mark.slow
-def test_a_round_over_the_network_is_the_simulation_and_leaves_no_process(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_round_over_the_network_is_the_simulation_and_leaves_no_process(tmp_path, capsys):
     out, simulated = tmp_path / "run", tmp_path / "simulated"
     task = ["--task", "digits", "--model", "logistic", "--nodes", 1, "--batch-size", 100]
     algorithm = ["--algorithm", "fedadam", "--set", "client_lr=0.1", "--set", "server_lr=0.1", "--rounds", 1]
@@ -59,7 +55,7 @@ def test_a_round_over_the_network_is_the_simulation_and_leaves_no_process(
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
+def federation(tmp_path_factory):
     work = tmp_path_factory.mktemp("federation")
     write_keys(work / "keys", make_keys(3))
     with LocalFederation(work, 3, time_limit=1100) as running:
@@ -68,7 +64,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFedera
 
 
 @pytest.fixture(scope="module")
-def runs(federation: LocalFederation) -> Path:
+def runs(federation):
     """Five rounds of some algorithms on one SuperLink."""
     for name in KINDS:
         folder = federation.work / name
@@ -81,7 +77,7 @@ def runs(federation: LocalFederation) -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", KINDS)
-def test_five_rounds_over_the_network_equal_the_eager_round(runs: Path, name: str) -> None:
+def test_five_rounds_over_the_network_equal_the_eager_round(runs, name):
     given, out = deployment(name), runs / name / "run"
     algorithm = given.build_algorithm()
     wanted = fx.run(task_of(), algorithm, rounds=5, cohort_size=2, batch_size=50, seed=3, engine="eager", label=name)
@@ -149,7 +145,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 @pytest.mark.long
-def test_faulty_and_dying_nodes_are_left_out_and_the_rest_is_exact(tmp_path: Path) -> None:
+def test_faulty_and_dying_nodes_are_left_out_and_the_rest_is_exact(tmp_path):
     out = tmp_path / "run"
     given = deployment("scaffold", cohort_size=3, rounds=6, quorum=0.3, round_timeout=60.0, out=str(out))
     write_keys(tmp_path / "keys", make_keys(3))
@@ -197,7 +193,7 @@ def test_faulty_and_dying_nodes_are_left_out_and_the_rest_is_exact(tmp_path: Pat
 
 
 @pytest.mark.long
-def test_asynchronous_rounds_use_the_late_answers_of_a_slow_node(tmp_path: Path) -> None:
+def test_asynchronous_rounds_use_the_late_answers_of_a_slow_node(tmp_path):
     out = tmp_path / "run"
     rates = {"client_lr": 0.5, "server_lr": 0.1}
     given = deployment("fedadam", hyperparameters=rates, rounds=12, asynchronous=3, out=str(out))

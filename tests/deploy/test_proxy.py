@@ -45,7 +45,7 @@ def ask(work: Path, port: int, path: str, method: str = "POST") -> int:
             return answer.status
 
 
-def test_address_and_ca_let_nobody_register_run_or_stop(tmp_path: Path) -> None:
+def test_address_and_ca_let_nobody_register_run_or_stop(tmp_path):
     marker, home = tmp_path / "marker", tmp_path / "fresh-home"
     write_keys(tmp_path / "keys", make_keys(1))
     write_keys(tmp_path / "own", make_keys(1))

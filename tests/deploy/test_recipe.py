@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -95,7 +94,7 @@ class Hosts:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
+def hosts(tmp_path):
     if missing := [name for name in ("ip", "nginx", "ssh-keygen") if shutil.which(name) is None]:
         pytest.skip(f"needs {', '.join(missing)} (Debian: iproute2, nginx-light, openssh-client)")
     probe = f"fedoptax-{os.getpid()}-probe"
@@ -110,7 +109,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         made.close()
 
 
-def test_the_recipe_runs_as_it_is_written_and_survives_a_killed_superlink(hosts: Hosts) -> None:
+def test_the_recipe_runs_as_it_is_written_and_survives_a_killed_superlink(hosts):
     assert [host for host, _ in BLOCKS] == ["node a", "node b", *["server"] * 4, "node a", "node b", *["server"] * 3]
     key_a, key_b, init, superlink, proxy, register, node_a, node_b, run, resume, evaluate = BLOCKS
     server, out = hosts.home("server"), hosts.home("server") / "federation" / "runs" / "a"

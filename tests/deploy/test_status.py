@@ -1,7 +1,6 @@
 """What an operator sees of a deployment: `fedoptax deploy status`, and the figure of a round's seconds."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,9 +32,7 @@ class Failing(InMemory):
         ]
 
 
-def test_status_shows_nodes_phases_and_who_was_left_out_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_shows_nodes_phases_and_who_was_left_out_by_name(tmp_path, capsys):
     out = tmp_path / "run"
     given = small_deployment(out)
     with pytest.raises(RunError, match="no quorum"):

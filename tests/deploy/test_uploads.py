@@ -1,7 +1,6 @@
 """A deployment leaves out uploads that lie, and the rest is exact."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -59,7 +58,7 @@ class Large(Lying):
     [("fedadam", ""), *(pytest.param(*case, marks=pytest.mark.long)
                         for case in (("fedadam", "topk:fraction=0.2"), ("fedlamb", ""), ("fafed", "")))],
 )  # fmt: skip
-def test_an_upload_of_1e30_is_left_out_and_the_rest_is_exact(tmp_path: Path, algorithm: str, compress: str) -> None:
+def test_an_upload_of_1e30_is_left_out_and_the_rest_is_exact(tmp_path, algorithm, compress):
     given = small_deployment(tmp_path / "run", algorithm, compress=compress, cohort_size=3, quorum=0.5)
     network = Lying(given, tmp_path / "nodes")
     network.liars = (1,)
@@ -71,9 +70,7 @@ def test_an_upload_of_1e30_is_left_out_and_the_rest_is_exact(tmp_path: Path, alg
 @pytest.mark.parametrize(
     ("algorithm", "lying"), [pytest.param("fafed", Flipping, marks=pytest.mark.long), ("fedavg", Large)]
 )
-def test_one_lie_of_ordinary_size_that_would_end_the_run_is_found_and_left_out(
-    tmp_path: Path, algorithm: str, lying: type[Lying]
-) -> None:
+def test_one_lie_of_ordinary_size_that_would_end_the_run_is_found_and_left_out(tmp_path, algorithm, lying):
     given = small_deployment(tmp_path / "run", algorithm, cohort_size=3, quorum=0.5, loss_bound=10.0, upload_bound=0.0)
     if algorithm == "fafed":  # with a v of every coordinate, of which some turn negative
         given = replace(given, hyperparameters={"lr": 0.02})
@@ -89,7 +86,7 @@ def test_one_lie_of_ordinary_size_that_would_end_the_run_is_found_and_left_out(
     )
 
 
-def test_a_test_loss_that_explodes_is_no_checkpoint_and_names_the_largest_uploads(tmp_path: Path) -> None:
+def test_a_test_loss_that_explodes_is_no_checkpoint_and_names_the_largest_uploads(tmp_path):
     given = small_deployment(tmp_path / "run", "fedavg", eval_every=3, loss_bound=10.0)
     run_in_memory(replace(given, rounds=1))
     before = (tmp_path / "run" / "params.npz").read_bytes()
@@ -102,7 +99,7 @@ def test_a_test_loss_that_explodes_is_no_checkpoint_and_names_the_largest_upload
     assert rounds_in(tmp_path / "run") == ([1, 2, 3], [1, 2, 3])
 
 
-def test_codes_that_decode_to_infinity_are_refused(tmp_path: Path) -> None:
+def test_codes_that_decode_to_infinity_are_refused(tmp_path):
     given = small_deployment(tmp_path / "run", compress="qsgd:bits=2")
     algorithm = given.build_algorithm()
     form = upload_form(task_of(), algorithm, given.work)

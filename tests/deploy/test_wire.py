@@ -1,7 +1,6 @@
 """Trees on the wire: what is packed comes out, and anything else is refused."""
 
-import inspect
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedoptax.algorithms import ALGORITHMS
 from fedoptax.deploy.wire import WireError, expected_of, pack, shown, unpack
-from fedoptax.errors import UsageError
-from small import START
+from refusals import refusals, refused
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int8, np.uint8, np.uint32, np.bool_]
 
@@ -40,7 +37,7 @@ trees = st.recursive(
 
 @given(trees)
 @settings(max_examples=50, deadline=None)
-def test_a_tree_comes_back_bit_for_bit_with_its_dtypes(tree: Any) -> None:
+def test_a_tree_comes_back_bit_for_bit_with_its_dtypes(tree):
     back = unpack(pack(tree), tree)
     assert jax.tree.structure(back) == jax.tree.structure(tree)
     for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(back)):
@@ -48,26 +45,15 @@ def test_a_tree_comes_back_bit_for_bit_with_its_dtypes(tree: Any) -> None:
         assert np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
 
 
-def test_names_are_key_paths_with_slashes_in_keys_escaped() -> None:
+def test_names_are_key_paths_with_slashes_in_keys_escaped():
     tree = {"a/b": {"c": jnp.ones(2)}, "a": {"b~": [jnp.ones(1)]}}
     assert set(expected_of(tree)) == {"a~1b/c", "a/b~0/0"}
     assert list(expected_of(jnp.ones(3))) == ["."]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_messages_of_every_algorithm_travel(name: str) -> None:
-    needed = [k for k, v in inspect.signature(ALGORITHMS[name]).parameters.items() if v.default is v.empty]
-    algorithm = ALGORITHMS[name](**dict.fromkeys(needed, 0.1))
-    server = algorithm.init(jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), START))
-    message = algorithm.broadcast(server)
-    jax.tree.map(np.testing.assert_array_equal, message, unpack(pack(message), jax.eval_shape(lambda: message)))
-
-
-def test_keys_and_texts_are_refused() -> None:
-    with pytest.raises(UsageError, match="must hold numbers"):
-        pack({"key": jax.random.key(0)})
-    with pytest.raises(UsageError, match="must hold numbers"):
-        pack({"text": np.array(["a"])})
+def test_keys_and_texts_are_refused():
+    refused(lambda: pack({"key": jax.random.key(0)}), "must hold numbers")
+    refused(lambda: pack({"text": np.array(["a"])}), "must hold numbers")
 
 
 LIKE = {"w": jax.ShapeDtypeStruct((2, 3), np.float32), "n": jax.ShapeDtypeStruct((), np.int32)}
@@ -99,15 +85,12 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_message_is_refused_in_one_line(case: str) -> None:
-    message, reason = HOSTILE[case]
-    with pytest.raises(WireError, match=reason) as refused:
-        unpack(message, LIKE)
-    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+test_a_hostile_message_is_refused_in_one_line = refusals(
+    {case: (partial(unpack, message, LIKE), WireError, reason) for case, (message, reason) in HOSTILE.items()}
+)
 
 
-def test_nan_in_bfloat16_and_booleans_other_than_0_and_1_are_refused() -> None:
+def test_nan_in_bfloat16_and_booleans_other_than_0_and_1_are_refused():
     with pytest.raises(WireError, match="NaN"):
         unpack(pack({"x": np.array([np.nan], ml_dtypes.bfloat16)}), {"x": jax.ShapeDtypeStruct((1,), jnp.bfloat16)})
     with pytest.raises(WireError, match="true and false"):
@@ -116,7 +99,7 @@ def test_nan_in_bfloat16_and_booleans_other_than_0_and_1_are_refused() -> None:
 
 @given(st.binary(max_size=200) | st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=3))
 @settings(max_examples=100, deadline=None)
-def test_any_message_is_either_refused_or_sound(message: bytes | list[tuple[int, int]]) -> None:
+def test_any_message_is_either_refused_or_sound(message):
     if not isinstance(message, bytes):  # a good one with some bytes changed
         changed = bytearray(GOOD)
         for place, byte in message:
@@ -129,5 +112,5 @@ def test_any_message_is_either_refused_or_sound(message: bytes | list[tuple[int,
     assert tree["w"].shape == (2, 3) and tree["w"].dtype == np.float32 and np.isfinite(tree["w"]).all()
 
 
-def test_quoted_text_is_one_short_line() -> None:
+def test_quoted_text_is_one_short_line():
     assert shown("a\nb\x1b[31m" + "c" * 500).startswith("a b?[31mccc") and len(shown("x" * 500)) <= 80

@@ -5,8 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -49,11 +47,8 @@ def has_ended(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-Ask = Callable[..., tuple[int, list[str], Context]]
-
-
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside_a_flower_run: None) -> Iterator[Ask]:
+def ask(tmp_path, monkeypatch, inside_a_flower_run):
     """Give a message to the node's worker, and return its process, the words it has seen and the context."""
     (tmp_path / "node_app.py").write_text(APP)
     monkeypatch.syspath_prepend(tmp_path)
@@ -76,13 +71,14 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside_a_flower_run: No
             os.kill(pid, signal.SIGKILL)
 
 
-def test_one_worker_serves_the_messages_of_a_run_and_keeps_the_context(ask: Ask) -> None:
+def test_one_worker_serves_the_messages_of_a_run_and_keeps_the_context(ask):
     first, words, context = ask("a")
     assert words == ["a"] and context.state["seen"]["words"] == ["a"] and first != os.getpid()
     assert ask("b")[:2] == (first, ["a", "b"])
 
 
-def test_a_killed_worker_and_another_run_cost_a_new_worker(ask: Ask) -> None:
+@pytest.mark.long
+def test_a_killed_worker_and_another_run_cost_a_new_worker(ask):
     first, *_ = ask("a")
     os.kill(first, signal.SIGKILL)
     second, words, _ = ask("b")
@@ -93,7 +89,7 @@ def test_a_killed_worker_and_another_run_cost_a_new_worker(ask: Ask) -> None:
 
 
 @pytest.mark.long
-def test_an_error_comes_out_as_itself_and_the_worker_stays(ask: Ask) -> None:
+def test_an_error_comes_out_as_itself_and_the_worker_stays(ask):
     first, *_ = ask("a")
     with pytest.raises(ValueError, match="no such column: age") as error:
         ask("fail")
@@ -102,7 +98,7 @@ def test_an_error_comes_out_as_itself_and_the_worker_stays(ask: Ask) -> None:
 
 
 @pytest.mark.long
-def test_a_message_nobody_waits_for_any_more_holds_up_no_other(ask: Ask) -> None:
+def test_a_message_nobody_waits_for_any_more_holds_up_no_other(ask):
     first, *_ = ask("a")
     with pytest.raises(TimeoutError, match="no answer within 1 s"):
         ask("hang", ttl=1.0)
@@ -110,13 +106,13 @@ def test_a_message_nobody_waits_for_any_more_holds_up_no_other(ask: Ask) -> None
 
 
 @pytest.mark.long
-def test_a_worker_ends_after_the_last_message(ask: Ask) -> None:
+def test_a_worker_ends_after_the_last_message(ask):
     first, *_ = ask("last")
     wait_until(lambda: has_ended(first), 20, "the worker ended")
 
 
 @pytest.mark.long
-def test_the_thin_app_imports_no_jax_and_a_worker_ends_with_its_node(tmp_path: Path) -> None:
+def test_the_thin_app_imports_no_jax_and_a_worker_ends_with_its_node(tmp_path):
     code = "import sys\nfrom fedoptax.deploy.worker import worker_app\nworker_app('a:b')\nprint('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
     node = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -127,7 +123,7 @@ def test_the_thin_app_imports_no_jax_and_a_worker_ends_with_its_node(tmp_path: P
     assert process.wait(20) == 0 and not (tmp_path / "socket").exists()
 
 
-def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path, ask: Ask) -> None:
+def test_a_folder_that_others_may_enter_is_refused(tmp_path, ask):
     (tmp_path / f"fedoptax-{os.getuid()}").mkdir(mode=0o755)
     with pytest.raises(PermissionError, match="must belong to this user alone"):
         ask("a")
@@ -157,7 +153,7 @@ except FileNotFoundError:
 """
 
 
-def test_flowers_programs_are_forked_from_one_process_until_it_ends(tmp_path: Path) -> None:
+def test_flowers_programs_are_forked_from_one_process_until_it_ends(tmp_path):
     done = subprocess.run([sys.executable, "-c", FORKS], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("None b'exec\\n'\nno fork\n", "")
     assert (tmp_path / "outer").exists() and (tmp_path / "inner").read_text() == "True"

@@ -1,14 +1,12 @@
 """Minibatches: every example once per epoch, padding without effect, gradients of the task."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax.engine.batches import LocalWork, Minibatch, client_batches, minibatch_form, task_grad_fn
-from fedoptax.engine.data import device_data
+from fedoptax.engine.batches import LocalWork, Minibatch, client_batches, task_grad_fn
 from small import batch_maker, ragged_clients, small_task
 
 
@@ -20,7 +18,7 @@ def draw_rows(size: jax.Array, epochs: int) -> tuple[jax.Array, list[jax.Array]]
     return batches.num_steps, [steps["row"], steps["mask"]]
 
 
-def test_an_epoch_is_every_example_of_a_client_once() -> None:
+def test_an_epoch_is_every_example_of_a_client_once():
     """In an order of its own, whatever the number of epochs."""
     draw = jax.jit(lambda size: [draw_rows(size, epochs) for epochs in (1, 2)])
     for size in (1, 7, 64, 300):
@@ -32,7 +30,7 @@ def test_an_epoch_is_every_example_of_a_client_once() -> None:
         assert size < 7 or rows[:size] != rows[size:]
 
 
-def test_local_steps_run_cyclically_through_one_permutation() -> None:
+def test_local_steps_run_cyclically_through_one_permutation():
     steps = batch_maker(small_task(), LocalWork(4, 1, 7))(0, jax.random.key(0))
     x = np.concatenate([np.asarray(step.examples["x"][:, 0]) for step in steps])
     assert x.tolist() == (x[:7].tolist() * 4) and len(set(x[:7])) == 7  # 28 places for 7 examples: each 4 times
@@ -40,17 +38,7 @@ def test_local_steps_run_cyclically_through_one_permutation() -> None:
     assert np.asarray(small[1].examples["mask"]).tolist() == [True, False, False, False]
 
 
-def test_the_form_of_a_minibatch_is_known_beforehand() -> None:
-    task = small_task()
-    data = device_data(task)
-
-    def first() -> Any:
-        return client_batches(data.examples, jnp.int32(0), jnp.int32(5), jax.random.key(0), LocalWork(4), 11).get(0)
-
-    assert minibatch_form(task, 4) == jax.eval_shape(first)
-
-
-def test_a_task_can_ask_for_clipped_gradients() -> None:
+def test_a_task_can_ask_for_clipped_gradients():
     batch = Minibatch({**ragged_clients().client(2), "mask": np.ones(11, bool)}, jax.random.key(1))
     params = small_task().init(jax.random.key(0))
     clipped, whole = (jax.jit(task_grad_fn(small_task(clip_norm=c)))(params, batch)[1] for c in (0.1, None))

@@ -1,6 +1,5 @@
 """Client states on the device and on the host: the same bits, interrupted or not."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.engine import client_states as states
-from fedoptax.engine.client_states import OnDevice, OnHost, choose_place, host_bytes
+from fedoptax.engine.client_states import OnDevice, OnHost
 from fedoptax.engine.plan import RunOptions, make_plan
 from small import line
 
@@ -25,7 +24,7 @@ def bump(tree: Any) -> Any:
     return jax.tree.map(lambda a: a + jnp.arange(1, len(a) + 1, dtype=a.dtype).reshape(-1, *[1] * (a.ndim - 1)), tree)
 
 
-def test_rows_are_initial_until_their_client_comes_back_and_are_saved(tmp_path: Path) -> None:
+def test_rows_are_initial_until_their_client_comes_back_and_are_saved(tmp_path):
     first, second = OnHost(INITIAL, 9), OnHost(INITIAL, 9)
     first.put(bump(first.take(cohort(7, 2))))
     first.put(bump(first.take(cohort(2, 5))))
@@ -41,25 +40,11 @@ def test_rows_are_initial_until_their_client_comes_back_and_are_saved(tmp_path: 
         OnHost(INITIAL, 8).load(tmp_path)
 
 
-def test_the_device_is_chosen_if_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = host_bytes()
-    assert memory > 2**28
-    monkeypatch.setattr(
-        states.jax, "local_devices", lambda: [type("Device", (), {"memory_stats": lambda self: None})()]
-    )
-    fits = int(states.DEVICE_SHARE * memory)
-    assert choose_place("auto", "host", fits) == "device"
-    assert choose_place("auto", "host", fits + 1) == "host"
-    assert choose_place("device", "host", fits + 1) == "device"
-
-
-@pytest.mark.parametrize(("share", "client_states", "examples"), [(0.25, "device", "device"), (0, "host", "stream")])
-def test_states_and_examples_that_do_not_fit_are_elsewhere(
-    share: float, client_states: str, examples: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(states, "DEVICE_SHARE", share)
-    plan = make_plan(RunOptions(cohort_size=3), line(), fx.scaffold(0.1))
-    assert (plan.client_states, plan.examples) == (client_states, examples)
+def test_states_and_examples_that_do_not_fit_are_elsewhere(monkeypatch):
+    for share, places in ((0.25, ("device", "device")), (0, ("host", "stream"))):
+        monkeypatch.setattr(states, "DEVICE_SHARE", share)
+        plan = make_plan(RunOptions(cohort_size=3), line(), fx.scaffold(0.1))
+        assert (plan.client_states, plan.examples) == places
 
 
 @pytest.mark.parametrize(
@@ -69,7 +54,7 @@ def test_states_and_examples_that_do_not_fit_are_elsewhere(
         *(pytest.param(m, marks=pytest.mark.long) for m in (lambda: fx.fedlamb(0.05), lambda: fx.fafed(0.1))),
     ],
 )
-def test_host_states_and_streamed_examples_give_the_same_bits_interrupted_or_not(make: Any, tmp_path: Path) -> None:
+def test_host_states_and_streamed_examples_give_the_same_bits_interrupted_or_not(make, tmp_path):
     options: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "seed": 3}
     algorithm, task = make(), line()
     whole = fx.run(task, algorithm, rounds=5, client_states="device", **options)

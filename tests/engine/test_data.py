@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +32,7 @@ print("resident", flush=True)
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory limit is Linux's")
-def test_a_federation_larger_than_the_memory_allowed_runs_by_streaming_only(tmp_path: Path) -> None:
+def test_a_federation_larger_than_the_memory_allowed_runs_by_streaming_only(tmp_path):
     """400 MB of examples and 150 MB of room: streaming works, and without it the same run fails."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(1000, 256)), rng.normal(size=1000)

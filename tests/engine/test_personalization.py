@@ -1,6 +1,5 @@
 """Personalization against gradient descent by hand, client by client."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -39,7 +38,7 @@ def by_hand(params: Any, steps: int) -> dict[str, float]:
         *(pytest.param(*p, marks=pytest.mark.long) for p in (("loop", "best"), ("vmap", None))),
     ],
 )
-def test_each_client_takes_its_steps_from_the_model_in_use(client_loop: str, keep: str | None, tmp_path: Path) -> None:
+def test_each_client_takes_its_steps_from_the_model_in_use(client_loop, keep, tmp_path):
     options = {"client_loop": client_loop, "keep": keep, "hyperparameters": {"client_lr": f"constant({LR})"}}
     result = fx.run(TASK, fx.fedavg(1.5), personalize=STEPS, out=tmp_path, **OPTIONS, **options)
     params = result.params if keep is None else result.best_params

@@ -9,7 +9,7 @@ from fedoptax.engine.program import Fixed, program
 from small import small_task
 
 
-def test_one_compilation_serves_any_number_of_rounds_and_every_seed() -> None:
+def test_one_compilation_serves_any_number_of_rounds_and_every_seed():
     task, algorithm = small_task(), fx.fedadam(0.3, 0.1)
     built = program(task, Fixed(algorithm), Plan(3, LocalWork(4)), ())
     fx.run(task, algorithm, rounds=3, cohort_size=3, batch_size=4)
@@ -20,7 +20,7 @@ def test_one_compilation_serves_any_number_of_rounds_and_every_seed() -> None:
     assert built.compile_seconds() == compiled
 
 
-def test_a_sweep_compiles_once_and_keeps_diverged_points() -> None:
+def test_a_sweep_compiles_once_and_keeps_diverged_points():
     task = small_task()
     make: Callable[..., fx.FedAlgorithm] = lambda client_lr: fx.fedavg(client_lr, 1e10)  # noqa: E731
     points = fx.sweep(task, make, {"client_lr": [0.1, 1e30, 0.3]}, rounds=6, cohort_size=3, batch_size=4)

@@ -16,14 +16,14 @@ def cohorts(num_clients: int, size: int, rounds: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("num_clients", "size"), [(10, 9), (10, 10), (5, 1), (100_000, 20), (4000, 3000)])
-def test_a_cohort_is_different_clients_in_order(num_clients: int, size: int) -> None:
+def test_a_cohort_is_different_clients_in_order(num_clients, size):
     drawn = cohorts(num_clients, size, 3)
     assert drawn.shape == (3, size) and drawn.min() >= 0 and drawn.max() < num_clients
     assert (np.diff(drawn, axis=1) > 0).all()
     assert size > FLOYD_LIMIT or size == num_clients or len({tuple(row) for row in drawn.tolist()}) > 1
 
 
-def test_cohorts_are_uniform_over_subsets() -> None:
+def test_cohorts_are_uniform_over_subsets():
     drawn = cohorts(6, 3, 8000)
     _, counts = np.unique(drawn, axis=0, return_counts=True)
     assert len(counts) == 20
@@ -32,7 +32,7 @@ def test_cohorts_are_uniform_over_subsets() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 64, 65, 300])
-def test_a_permutation_does_not_depend_on_buckets(n: int) -> None:
+def test_a_permutation_does_not_depend_on_buckets(n):
     ways = ((True, 0), (False, 0), (True, n))  # all buckets, one, and those that clients of at least n examples need
     exact, whole, few = (np.asarray(order(jax.random.key(n), jnp.int32(n), 300, *way))[:n] for way in ways)
     np.testing.assert_array_equal(np.sort(exact), np.arange(n))
@@ -40,7 +40,7 @@ def test_a_permutation_does_not_depend_on_buckets(n: int) -> None:
     np.testing.assert_array_equal(exact, few)
 
 
-def test_double_precision_draws_the_same() -> None:
+def test_double_precision_draws_the_same():
     """Also of fewer than there is room for: what is not used lies behind all others, however wide the numbers are."""
 
     def drawn() -> list[np.ndarray]:
@@ -54,7 +54,7 @@ def test_double_precision_draws_the_same() -> None:
             np.testing.assert_array_equal(one, two)
 
 
-def test_permutations_are_uniform() -> None:
+def test_permutations_are_uniform():
     orders = jax.vmap(lambda k: permutation(k, jnp.int32(4), 90, exact=False)[:4])(
         jax.random.split(jax.random.key(0), 9600)
     )

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -25,9 +24,7 @@ def command(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.parametrize(
     ("quota", "wanted"), [("max 100000", 6), ("150000 100000", 2), ("900000 100000", 6), ("50000 100000", 1), ("", 6)]
 )
-def test_a_container_has_the_cores_of_its_quota(
-    quota: str, wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_container_has_the_cores_of_its_quota(quota, wanted, tmp_path, monkeypatch):
     (tmp_path / "cpu.max").write_text(quota, encoding="ascii")
     monkeypatch.setattr(xla, "CPU_QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
@@ -37,7 +34,7 @@ def test_a_container_has_the_cores_of_its_quota(
 
 
 @pytest.mark.long
-def test_the_command_line_uses_the_cores_and_a_resumed_run_as_many_as_before(tmp_path: Path) -> None:
+def test_the_command_line_uses_the_cores_and_a_resumed_run_as_many_as_before(tmp_path):
     def mesh_after(*arguments: str, **changes: str) -> int:
         done = command(*arguments, **changes)
         assert done.returncode == 0, done.stderr
@@ -48,7 +45,7 @@ def test_the_command_line_uses_the_cores_and_a_resumed_run_as_many_as_before(tmp
     assert mesh_after("resume", str(tmp_path / "run"), "--rounds", "5", JAX_NUM_CPU_DEVICES="4") == begun
 
 
-def test_missing_devices_are_named(tmp_path: Path) -> None:
+def test_missing_devices_are_named(tmp_path):
     done = command(*RUN, "--out", str(tmp_path / "run"), JAX_PLATFORMS="abacus")
     assert done.returncode == 1
     assert "JAX_PLATFORMS" in done.stderr and "abacus" in done.stderr and "Traceback" not in done.stderr

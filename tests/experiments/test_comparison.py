@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ def losses(compared: fx.Compared) -> dict[str, list[list[float | None]]]:
     return {name: [h.column("train_loss") for h in histories] for name, histories in compared.histories.items()}
 
 
-def test_rates_are_searched_first_and_every_algorithm_runs_over_every_seed(tmp_path: Path) -> None:
+def test_rates_are_searched_first_and_every_algorithm_runs_over_every_seed(tmp_path):
     names, given = ["fedavg", "fedadam"], {"seeds": 2, "grids": {"fedavg": {"client_lr": [1e-3, 0.03]}}, **SMALL}
     given["hyperparameters"] = {"fedadam": {"client_lr": 1e30, "server_lr": 1e30}}
     compared = fx.compare(TASK, names, tmp_path / "a", **given)
@@ -41,19 +40,12 @@ def test_rates_are_searched_first_and_every_algorithm_runs_over_every_seed(tmp_p
     shutil.rmtree(tmp_path / "a" / "fedavg" / "seed-1")
     assert losses(fx.compare(TASK, names, tmp_path / "a", **given)) == losses(compared)
     assert (tmp_path / "a" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns == before
-    with pytest.raises(fx.RunError, match="another comparison"):
-        fx.compare(TASK, names, tmp_path / "a", **given | {"rounds": 4})
+    refused(lambda: fx.compare(TASK, names, tmp_path / "a", **given | {"rounds": 4}), "another comparison")
     other = fx.compare(TASK, ["fedavg"], tmp_path / "a", seeds=[5], overwrite=True, **SMALL)
     assert len(other.histories["fedavg"]) == 1 and not (tmp_path / "a" / "fedadam").exists()
 
 
-def test_an_algorithm_whose_points_all_diverge_is_left_out(tmp_path: Path) -> None:
-    grids = {"fedavg": {"client_lr": [1e29, 1e30]}}
-    compared = fx.compare(TASK, ["fedavg"], tmp_path, seeds=1, grids=grids, **SMALL)
-    assert compared.histories == {} and compared.diverged[0].startswith("fedavg: all 2 points")
-
-
-def test_functions_and_objects_are_compared_with_one_weighting_and_searched_rates(tmp_path: Path) -> None:
+def test_functions_and_objects_are_compared_with_one_weighting_and_searched_rates(tmp_path):
     def mine(client_lr: float) -> fx.FedAlgorithm:
         return fx.scaffold(client_lr)
 
@@ -74,7 +66,7 @@ def test_functions_and_objects_are_compared_with_one_weighting_and_searched_rate
     assert read_json(paper.folder / "scaffold" / "seed-0" / "config.json")["weighting"] == "uniform"
 
 
-def test_a_signal_stops_it_and_a_further_call_goes_on(tmp_path: Path) -> None:
+def test_a_signal_stops_it_and_a_further_call_goes_on(tmp_path):
     whole = fx.compare(TASK, ["fedavg"], tmp_path / "whole", seeds=3, **SMALL)
 
     class Sender:
@@ -101,9 +93,7 @@ def test_a_signal_stops_it_and_a_further_call_goes_on(tmp_path: Path) -> None:
         (["fedavg"], {"label": "a"}, "label"),
     ],
 )  # fmt: skip
-def test_a_wrong_argument_is_one_line_and_leaves_nothing_behind(
-    tmp_path: Path, algorithms: Any, options: dict[str, Any], argument: str
-) -> None:
+def test_a_wrong_argument_is_one_line_and_leaves_nothing_behind(tmp_path, algorithms, options, argument):
     refused(lambda: fx.compare(TASK, algorithms, tmp_path / "a", **SMALL | options), argument)
     assert list(tmp_path.iterdir()) == []
 
@@ -112,7 +102,7 @@ SEARCH = {"grid": {"a": 1}, "rule": 3, "search": "x", "options": {}, "format": 9
 COMPARISON = {"algorithms": 3, "hyperparameters": {}, "seeds": ["x"], "tunings": {"a": {}}, "format": 9, "new": 1}
 
 
-def test_damaged_files_are_one_line(tmp_path: Path) -> None:
+def test_damaged_files_are_one_line(tmp_path):
     fx.compare(TASK, ["fedavg"], tmp_path, seeds=1, grids={"fedavg": {"client_lr": [0.1]}}, **SMALL)
     for kind, place, changes in ((Comparison, "", COMPARISON), (Search, "tuning/fedavg", SEARCH)):
         (file,) = (tmp_path / place).glob("*.json")

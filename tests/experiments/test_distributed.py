@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,12 @@ import pytest
 from command_line import fedoptax
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_leader, join, run_on_all_or_fail
 from fedoptax.errors import RunError, UsageError
+from refusals import refused
 
 SMALL = ["--task", "digits", "--model", "logistic", "--num-clients", "8", "--cohort-size", "3"]
 RUN = ["run", *SMALL, "--algorithm", "scaffold"]
 FOREVER = [*RUN, "--rounds", "1000000", "--checkpoint-every", "0.5", "--out", "a"]
 LIMIT = 150  # seconds within which a process notices that another failed: JAX's heartbeats take 100
-Start = Callable[..., "Group"]
 
 
 class Group:
@@ -60,7 +59,7 @@ class Group:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path):
     groups: list[Group] = []
 
     def begin(*arguments: str, **options: Any) -> Group:
@@ -85,7 +84,7 @@ def rows_of(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.long
-def test_two_processes_give_what_one_gives(tmp_path: Path, start: Start) -> None:
+def test_two_processes_give_what_one_gives(tmp_path, start):
     pair = start(*RUN, "--rounds", "6", "--out", "a")
     assert fedoptax(*RUN, "--rounds", "6", "--out", tmp_path / "b") == 0
     for number in (0, 1):
@@ -99,7 +98,7 @@ def test_two_processes_give_what_one_gives(tmp_path: Path, start: Start) -> None
 
 
 @pytest.mark.long
-def test_processes_own_states_stream_examples_and_go_on_in_another_number(tmp_path: Path, start: Start) -> None:
+def test_processes_own_states_stream_examples_and_go_on_in_another_number(tmp_path, start):
     run = [*RUN, "--client-states", "host", "--examples", "stream"]
     begun = start(*run, "--rounds", "4", "--out", "a", count=4)
     assert [begun.end(number)[0] for number in range(4)] == [0] * 4
@@ -117,7 +116,7 @@ def test_processes_own_states_stream_examples_and_go_on_in_another_number(tmp_pa
 
 @pytest.mark.long
 @pytest.mark.parametrize("killed", [0, 1])
-def test_when_one_is_killed_the_other_ends_and_the_run_goes_on(killed: int, tmp_path: Path, start: Start) -> None:
+def test_when_one_is_killed_the_other_ends_and_the_run_goes_on(killed, tmp_path, start):
     pair = start(*FOREVER)
     pair.wait_for_rows(tmp_path / "a" / "history.jsonl", 30)
     time.sleep(3)  # for a checkpoint
@@ -136,7 +135,7 @@ def test_when_one_is_killed_the_other_ends_and_the_run_goes_on(killed: int, tmp_
 
 @pytest.mark.long
 @pytest.mark.parametrize("asked", [0, 1])
-def test_ctrl_c_at_one_stops_both_after_the_same_round(asked: int, tmp_path: Path, start: Start) -> None:
+def test_ctrl_c_at_one_stops_both_after_the_same_round(asked, tmp_path, start):
     pair = start(*FOREVER)
     pair.wait_for_rows(tmp_path / "a" / "history.jsonl", 30)
     pair.processes[asked].send_signal(signal.SIGINT)
@@ -148,22 +147,6 @@ def test_ctrl_c_at_one_stops_both_after_the_same_round(asked: int, tmp_path: Pat
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["status"] == "interrupted"
 
 
-@pytest.mark.long
-def test_a_failure_in_one_process_ends_both(tmp_path: Path, start: Start) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "mine.txt").write_text("in the way")
-    run = ("run", *SMALL, "--rounds", "3")
-    pair = start(*run, "--out", "a")
-    for number in (0, 1):
-        status, _, err = pair.end(number)
-        assert status == 2 and "'a' has other files" in err
-    pair = start(*run, "--out", "b", second=(*run, "--out", "b", "--batch-size", "7"))
-    for number in (0, 1):
-        status, _, err = pair.end(number)
-        assert status == 1 and "process 1 has another experiment than process 0" in err
-    assert not (tmp_path / "b").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "argument"),
     [
@@ -173,7 +156,7 @@ def test_a_failure_in_one_process_ends_both(tmp_path: Path, start: Start) -> Non
         (dict.fromkeys(("coordinator", "processes", "process")), "coordinator"),
     ],
 )  # fmt: skip
-def test_wrong_arguments_are_refused(arguments: dict[str, Any], argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_arguments_are_refused(arguments, argument, monkeypatch):
     for name in list(os.environ):
         if name.startswith(("SLURM_", "OMPI_", "KUBERNETES_", "JAX_COORDINATOR")):
             monkeypatch.delenv(name)
@@ -187,13 +170,11 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], argument: str, m
     with pytest.raises(UsageError, match=argument):
         join(**right | arguments)
     error = RuntimeError("late\nin many lines")
-    with pytest.raises(RunError, match=r"not all processes connected to 127.0.0.1:9 \(late\)$"):
-        join(**right)
+    refused(lambda: join(**right), "not all processes connected to 127.0.0.1:9 (late)")
 
 
-def test_a_single_process_is_the_leader() -> None:
+def test_a_single_process_is_the_leader():
     assert is_leader() and run_on_all_or_fail(lambda: 3) == 3 and broadcast({"a": 1}) == {"a": 1}
     assert gather_from_all(np.int32(2)).tolist() == [2]
     check_same({"rounds": 1})
-    with pytest.raises(RunError, match="full"):
-        run_on_all_or_fail(lambda: (_ for _ in ()).throw(RunError("full")))
+    refused(lambda: run_on_all_or_fail(lambda: (_ for _ in ()).throw(RunError("full"))), "full")

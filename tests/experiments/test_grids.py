@@ -4,22 +4,23 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedoptax as fx
 from fedoptax.errors import UsageError
-from fedoptax.experiments.build import parse_codec, parse_privacy, wrap
+from fedoptax.experiments.build import wrap
 from fedoptax.experiments.grids import Zoom, coarse_rates, complete_grid, edges, log_grid, points, suggest_by_zoom
 from fedoptax.experiments.grids import parse_grids as grids_of
 from fedoptax.experiments.parsing import parse_pairs
+from refusals import refused
 
 
 def parse_grids(texts: list[str], algorithms: list[str]) -> dict[str, Any]:
     return grids_of(parse_pairs("grid", texts, parse=str), algorithms)
 
 
-def test_values_and_ranges() -> None:
+def test_values_and_ranges():
     grid = parse_grids(["client_lr=0.1,0.01", "server_lr=1e-2..1", "tau=1e-4..1e-2:decade"], ["fedadam"])["fedadam"]
     assert grid["client_lr"] == (0.01, 0.1)
     assert grid["server_lr"] == (0.01, 0.03162, 0.1, 0.3162, 1)  # four digits: what is printed is what was run
@@ -28,7 +29,7 @@ def test_values_and_ranges() -> None:
     assert log_grid(0.02, 0.5) == (0.03162, 0.1, 0.3162)
 
 
-def test_points_vary_the_last_name_fastest_and_have_edges() -> None:
+def test_points_vary_the_last_name_fastest_and_have_edges():
     assert [tuple(one.values()) for one in points({"a": (1, 2), "b": (3, 4)})] == [(1, 3), (1, 4), (2, 3), (2, 4)]
     grid = {"a": (1.0, 2.0, 3.0), "b": (1.0, 2.0), "c": (5.0,)}
     assert edges(grid, {"a": 2.0, "b": 2.0, "c": 5.0}) == {"b": "highest"}
@@ -43,50 +44,41 @@ def test_points_vary_the_last_name_fastest_and_have_edges() -> None:
         *("client_lr=1..", "client_lr=..1", "client_lr=1e-3..inf", "client_lr=,"),
     ],
 )
-def test_wrong_grids_are_refused_in_one_line(text: str) -> None:
+def test_wrong_grids_are_refused_in_one_line(text):
     with pytest.raises(UsageError) as error:
         parse_grids([text], ["fedadam"])["fedadam"]
     assert "grid" in str(error.value) and "\n" not in str(error.value)
 
 
-def test_words_and_schedules() -> None:
-    grid = parse_grids(["option=I,II", "client_lr=0.1,cosine(0.1, 100),.5"], ["scaffold"])["scaffold"]
-    assert grid == {"option": ("I", "II"), "client_lr": (0.1, "cosine(0.1, 100)", 0.5)}
-    assert parse_grids(["debias=true,false"], ["fedadam"])["fedadam"] == {"debias": (True, False)}
-
-
-def test_grids_go_to_the_algorithms_that_have_their_names() -> None:
+def test_grids_go_to_the_algorithms_that_have_their_names():
     grids = parse_grids(["client_lr=0.1,1", "lr=0.01,0.1"], ["fedavg", "fedlamb"])
     assert grids == {"fedavg": {"client_lr": (0.1, 1.0)}, "fedlamb": {"lr": (0.01, 0.1)}}
     grids = parse_grids(["fedavg.client_lr=1,2", "fedadam.client_lr=3"], ["fedavg", "fedadam", "scaffold"])
     assert grids == {"fedavg": {"client_lr": (1.0, 2.0)}, "fedadam": {"client_lr": (3.0,)}, "scaffold": {}}
     grids = parse_grids(["client_lr=1,2", "scaffold.client_lr=3"], ["fedavg", "scaffold"])
     assert grids == {"fedavg": {"client_lr": (1.0, 2.0)}, "scaffold": {"client_lr": (3.0,)}}
-    with pytest.raises(UsageError, match="fedlamb"):
-        parse_grids(["fedlamb.lr=1"], ["fedavg"])
-    with pytest.raises(UsageError, match="server_rate"):
-        parse_grids(["server_rate=1,2"], ["fedavg"])
+    refused(lambda: parse_grids(["fedlamb.lr=1"], ["fedavg"]), "fedlamb")
+    refused(lambda: parse_grids(["server_rate=1,2"], ["fedavg"]), "server_rate")
 
 
 @pytest.mark.parametrize(("budget", "sizes"), [(25, [4, 3]), (16, [3, 2]), (12, [3, 2]), (2, [1, 1]), (1, [1, 1])])
-def test_half_of_a_budget_is_shared_out_evenly(budget: int, sizes: list[int]) -> None:
+def test_half_of_a_budget_is_shared_out_evenly(budget, sizes):
     grid = coarse_rates(fx.fedadam, {}, budget)
     assert [len(values) for values in grid.values()] == sizes
     assert all(1e-3 <= value <= 10 for values in grid.values() for value in values)
     assert len(coarse_rates(fx.fedadam, {"server_lr": 0.1}, 16)["client_lr"]) == 8
 
 
-def test_every_rate_is_searched_beside_words_and_numbers_alone_are_a_grid() -> None:
+def test_every_rate_is_searched_beside_words_and_numbers_alone_are_a_grid():
     grid = complete_grid(fx.fedavg, {"weighting": ("examples", "uniform")}, {}, 16)
     assert isinstance(grid, Zoom) and list(grid) == ["weighting", "client_lr", "server_lr"] and len(points(grid)) <= 8
     assert complete_grid(fx.fedavg, {"client_lr": (0.1,)}, {}, 16) == {"client_lr": (0.1,)}
     assert complete_grid(fx.fedavg, {}, {"client_lr", "server_lr"}, 16) == {} == coarse_rates(fx.fedlamb, {"lr"}, 4)
 
 
+@settings(max_examples=40, deadline=None)
 @given(x=st.floats(-6, 4), y=st.floats(-6, 4), slope=st.floats(-0.8, 0.8))
-def test_a_search_that_zooms_leaves_its_range_for_the_best_and_repeats_no_point(
-    x: float, y: float, slope: float
-) -> None:
+def test_a_search_that_zooms_leaves_its_range_for_the_best_and_repeats_no_point(x, y, slope):
     """It ends at most a coarse step from the best of a slanted bowl wherever that is, as extensions count as points."""
     grid, trials = {"a": (0.01, 0.1, 1.0), "b": (0.01, 1.0)}, list[tuple[dict[str, Any], float]]()
     for _ in range(30):
@@ -100,7 +92,7 @@ def test_a_search_that_zooms_leaves_its_range_for_the_best_and_repeats_no_point(
     assert away <= max(1.0, 0.75 * nearest)
 
 
-def test_a_search_whose_points_all_fail_goes_lower() -> None:
+def test_a_search_whose_points_all_fail_goes_lower():
     trials = [(point, math.nan) for point in points({"a": (1.0, 10.0)})]
     assert suggest_by_zoom({"a": (1.0, 10.0)}, trials, False) == {"a": 0.1}
     many = [({"a": 1.0, "b": "x"}, 1.0), ({"a": 10.0, "b": "x"}, 2.0)]
@@ -112,7 +104,7 @@ def test_a_search_whose_points_all_fail_goes_lower() -> None:
 PRIVACY = "clip=0.5,noise_multiplier=0.01,delta=1e-5"
 
 
-def test_privacy_is_inside_and_compression_outside() -> None:
+def test_privacy_is_inside_and_compression_outside():
     assert wrap(direct := fx.fedavg(0.1)) is direct
     algorithm = wrap(fx.fedavg(0.1), PRIVACY, "qsgd:bits=2")
     assert algorithm.epsilon is not None and algorithm.weighting == "uniform"
@@ -120,15 +112,6 @@ def test_privacy_is_inside_and_compression_outside() -> None:
     assert direct.epsilon is not None
     assert algorithm.epsilon(3, 5, 50) == direct.epsilon(3, 5, 50)
     assert type(algorithm.init(1.0)).__name__ == "CompressionState"
-
-
-def test_values_are_read_as_numbers_and_none() -> None:
-    assert parse_privacy(PRIVACY) == {"clip": 0.5, "noise_multiplier": 0.01, "delta": 1e-5}
-    typed = parse_privacy(PRIVACY + ", target_quantile=0.5,seed=none")
-    assert typed["seed"] is None and typed["target_quantile"] == 0.5
-    assert parse_codec("qsgd:bits=2,norm=max").name == "qsgd:bits=2,bucket=512,norm=max"
-    assert parse_codec("topk:fraction=0.02").name == "topk:fraction=0.02" and parse_codec("sign").name == "sign"
-    assert parse_codec("topk").name == "topk:fraction=0.01"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +126,7 @@ def test_values_are_read_as_numbers_and_none() -> None:
         ({"compress": "sign:x=1"}, "compress sign"), ({"compress": "sign:"}, "compress sign"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_reported_in_one_line(options: dict[str, Any], argument: str) -> None:
+def test_a_mistake_is_reported_in_one_line(options, argument):
     with pytest.raises(fx.UsageError, match=f"^{argument}") as error:
         wrap(fx.fedavg(0.1), **options)
     assert "\n" not in str(error.value)

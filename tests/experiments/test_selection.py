@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -43,7 +42,7 @@ def assert_equal(a: Any, b: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", ["compiled", "eager"])
-def test_the_best_parameters_are_those_of_the_best_round(engine: str) -> None:
+def test_the_best_parameters_are_those_of_the_best_round(engine):
     result = whole(engine)
     values = {row["round"]: row["val_nll"] for row in result.history if row["val_nll"] is not None}
     assert result.best == (min(values, key=lambda r: values[r]), "val_nll", min(values.values()))
@@ -57,7 +56,7 @@ def test_the_best_parameters_are_those_of_the_best_round(engine: str) -> None:
 @pytest.mark.parametrize(
     ("engine", "metric", "column"), [("compiled", "nll", "val_nll"), ("eager", "test_nll", "test_nll")]
 )
-def test_a_run_stops_after_so_many_evaluations_without_a_better_one(engine: str, metric: str, column: str) -> None:
+def test_a_run_stops_after_so_many_evaluations_without_a_better_one(engine, metric, column):
     best, value, end = best_by_hand(column)
     result = fx.run(TASK, ALGORITHM, rounds=ROUNDS, stop_after=f"{PATIENCE}:{metric}", engine=engine, **OPTIONS)
     assert end < ROUNDS and end - best == PATIENCE * EVERY
@@ -66,7 +65,7 @@ def test_a_run_stops_after_so_many_evaluations_without_a_better_one(engine: str,
     assert result.history[best - 1][column] == pytest.approx(value, rel=1e-5)
 
 
-def test_a_resumed_run_keeps_the_same_and_stops_at_the_same_round(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_the_same_and_stops_at_the_same_round(tmp_path):
     options = KEPT | {"stop_after": PATIENCE}
     fx.run(TASK, ALGORITHM, out=tmp_path / "whole", **options)
     end = read_summary(tmp_path / "whole")["rounds_done"]
@@ -82,7 +81,7 @@ def test_a_resumed_run_keeps_the_same_and_stops_at_the_same_round(tmp_path: Path
             assert read_summary(part)["best"] == read_summary(tmp_path / "whole")["best"]
 
 
-def test_predictions_are_of_the_best_parameters_where_they_were_kept(tmp_path: Path) -> None:
+def test_predictions_are_of_the_best_parameters_where_they_were_kept(tmp_path):
     task = replace(TASK, predict=lambda params, batch: jnp.tanh(batch["x"] @ params["hidden"]["kernel"]))
     result = fx.run(task, ALGORITHM, out=tmp_path, **KEPT)
     models = {params: fx.load_model(tmp_path, params) for params in ("best", "last", None)}
@@ -93,7 +92,7 @@ def test_predictions_are_of_the_best_parameters_where_they_were_kept(tmp_path: P
         assert np.array_equal(model.predict(x), result.predict(x)) == (params != "last")
 
 
-def test_a_metric_that_is_never_a_number_is_never_the_best_and_early_stopping_refuses_it(tmp_path: Path) -> None:
+def test_a_metric_that_is_never_a_number_is_never_the_best_and_early_stopping_refuses_it(tmp_path):
     def metrics(params: Any, batch: Any) -> dict[str, Any]:
         nothing = jnp.zeros(len(batch["y"]))
         return {"never": (nothing, nothing), "zero": nothing}
@@ -107,7 +106,7 @@ def test_a_metric_that_is_never_a_number_is_never_the_best_and_early_stopping_re
         fx.run(task, ALGORITHM, stop_after=2, **options | {"overwrite": True})
 
 
-def test_evaluations_without_a_number_count_as_not_better() -> None:
+def test_evaluations_without_a_number_count_as_not_better():
     selection = Selection("val_auroc", True)
     for round, value in enumerate([None, 0.5, None, 0.4, 0.6, None], start=1):
         selection.add({"round": round, "val_auroc": value})

@@ -2,9 +2,6 @@
 
 import os
 import signal
-import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +15,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture(autouse=True)
-def usual_signals() -> Iterator[None]:
+def usual_signals():
     """As in a terminal, also where the tests run in the background or under nohup, which ignore some signals."""
     usual = dict(zip(SIGNALS, (signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL)))
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
@@ -29,14 +26,14 @@ def usual_signals() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_waits(number: signal.Signals) -> None:
+def test_the_first_signal_waits(number):
     with deferred_interrupt() as stop:
         assert stop() == 0
         os.kill(os.getpid(), number)
         assert stop() == number
 
 
-def test_only_a_second_ctrl_c_stops_at_once() -> None:
+def test_only_a_second_ctrl_c_stops_at_once():
     with deferred_interrupt() as stop:
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
             os.kill(os.getpid(), number)
@@ -45,7 +42,7 @@ def test_only_a_second_ctrl_c_stops_at_once() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_signals_that_nohup_ignores_stay_ignored() -> None:
+def test_signals_that_nohup_ignores_stay_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with terminable(), deferred_interrupt() as stop:
@@ -55,19 +52,7 @@ def test_signals_that_nohup_ignores_stay_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_other_threads_are_left_alone() -> None:
-    def work() -> None:
-        with terminable(), deferred_interrupt() as stop:
-            found.append(stop())
-
-    found: list[int] = []
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert found == [0]
-
-
-def test_a_signal_while_a_run_ends_stops_what_would_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_a_run_ends_stops_what_would_follow(tmp_path, monkeypatch):
     """The run is completed, as its last round was done; the next one of a search or a comparison is not begun."""
     at_end = FolderWriter.at_end
 

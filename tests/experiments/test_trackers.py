@@ -47,7 +47,7 @@ class Recorder:
         return [number for what, rounds in self.calls if what == "rows" for number in rounds]
 
 
-def test_every_row_is_reported_once_over_an_interruption(tmp_path: Path) -> None:
+def test_every_row_is_reported_once_over_an_interruption(tmp_path):
     first, second = Recorder(), Recorder()
     fx.run(TASK, FEDAVG, rounds=3, out=tmp_path / "a", trackers=[first], **SMALL)
     fx.run(TASK, FEDAVG, rounds=7, resume_from=tmp_path / "a", trackers=[second], **SMALL)
@@ -57,9 +57,7 @@ def test_every_row_is_reported_once_over_an_interruption(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("where", ["start", "rows", "end"])
-def test_a_tracker_that_fails_is_left_out_with_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str
-) -> None:
+def test_a_tracker_that_fails_is_left_out_with_one_line(tmp_path, capsys, where):
     broken, sound = Recorder(where), Recorder()
     result = fx.run(TASK, FEDAVG, rounds=4, out=tmp_path / "a", trackers=[broken, sound], **SMALL)
     assert result.status == "completed" and sound.rounds == [1, 2, 3, 4]
@@ -67,9 +65,7 @@ def test_a_tracker_that_fails_is_left_out_with_one_line(
     assert said == "fedoptax: Recorder is left out from now on: OSError: the server is gone\n"
 
 
-def test_an_unknown_or_missing_tracker_is_refused_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_or_missing_tracker_is_refused_before_anything_is_written(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if its package were missing
     for given, said in (("wandb", "pip install 'fedoptax[wandb]'"), ("tensor", "did you mean 'tensorboard'")):
         assert fedoptax("run", *TYPED, "--track", given, "--out", tmp_path / "a") == 2
@@ -79,7 +75,7 @@ def test_an_unknown_or_missing_tracker_is_refused_before_anything_is_written(
         fx.run(TASK, FEDAVG, rounds=1, trackers=[Recorder()], **SMALL)
 
 
-def test_a_config_is_flat_for_trackers() -> None:
+def test_a_config_is_flat_for_trackers():
     task = {"b": 1, "c": {"d": "x"}, "partition": "iid"}
     config = {"task": task, "partition": {"sizes": [1], "heterogeneity": 0.5}, "e": None, "f": True}
     assert flatten_config(config) == {"task.b": 1, "task.c.d": "x", "task.partition": "iid", "f": True}
@@ -93,7 +89,7 @@ def twice(tmp_path: Path, name: str) -> tuple[Path, list[dict[str, Any]]]:
     return out, [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
 
 
-def test_tensorboard_has_every_number(tmp_path: Path) -> None:
+def test_tensorboard_has_every_number(tmp_path):
     pytest.importorskip("tensorboardX", reason="tensorboardX is not installed (pip install 'fedoptax[tensorboard]')")
     from tensorboardX.proto.event_pb2 import Event
 
@@ -116,7 +112,7 @@ def test_tensorboard_has_every_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default")  # its database layer warns of its own future
-def test_mlflow_has_every_number_and_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_has_every_number_and_the_settings(tmp_path, monkeypatch):
     pytest.importorskip("mlflow", reason="MLflow is not installed (pip install 'fedoptax[mlflow]')")
     pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed (pip install 'fedoptax[mlflow]')")
     from mlflow.tracking import MlflowClient
@@ -148,7 +144,7 @@ def wandb_records(data: bytes) -> list[bytes]:
 
 
 @pytest.mark.filterwarnings("default")  # of its dependencies
-def test_wandb_writes_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_writes_an_offline_run(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="wandb is not installed (pip install 'fedoptax[wandb]')")
     from wandb.proto.wandb_internal_pb2 import Record
 

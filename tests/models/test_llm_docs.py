@@ -26,13 +26,14 @@ def run(script: str) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def work(tmp_path_factory):
     work = tmp_path_factory.mktemp("page")
     write_model(work / MODEL)
     return work
 
 
-def test_the_way_in_jax(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.long
+def test_the_way_in_jax(work, monkeypatch, capsys):
     monkeypatch.chdir(work)
     texts, python, deployed = scripts("")
     run(texts)
@@ -52,7 +53,7 @@ def test_the_way_in_jax(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 @pytest.mark.long
-def test_the_way_in_a_deployment(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_way_in_a_deployment(work, monkeypatch):
     need_flower()
     monkeypatch.chdir(work)
     run(scripts("")[0])
@@ -63,7 +64,7 @@ def test_the_way_in_a_deployment(work: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_way_in_pytorch(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_way_in_pytorch(work, monkeypatch):
     pytest.importorskip("peft"), pytest.importorskip("transformers")
     monkeypatch.chdir(work)
     if not Path("adapter").is_dir():

@@ -23,7 +23,7 @@ def demo_arguments(out: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo(tmp_path_factory):
     """The folder that one run of the demo leaves; the command ends with the path of the report."""
     out = tmp_path_factory.mktemp("demo") / "out"
     command = [sys.executable, "-m", "fedoptax.cli.main", *demo_arguments(out)]
@@ -40,7 +40,7 @@ def curves(demo: Path, name: str, column: str) -> np.ndarray:
     return np.array([[json.loads(line)[column] for line in file.read_text().splitlines()] for file in files])
 
 
-def test_adaptive_methods_converge_faster(demo: Path) -> None:
+def test_adaptive_methods_converge_faster(demo):
     """Reddi et al. 2021, Section 5: they converge faster than FedAvg, to a model at least as good, and fit better."""
     plain = curves(demo, "fedavg", "test_accuracy")
     start = plain[:, :20].mean()
@@ -53,10 +53,3 @@ def test_adaptive_methods_converge_faster(demo: Path) -> None:
             curves(demo, name, "train_loss")[:, -10:].mean()
             < 1.3 * curves(demo, "fedavg", "train_loss")[:, -10:].mean()
         )
-
-
-def test_algorithms_share_initialisation_and_cohorts(demo: Path) -> None:
-    """One seed is one initialisation and one sequence of cohorts: with equal client rates the first loss is equal."""
-    assert curves(demo, "fedavg", "train_loss")[:, 0] == pytest.approx(
-        curves(demo, "fedyogi", "train_loss")[:, 0], rel=1e-5
-    )

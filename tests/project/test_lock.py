@@ -18,7 +18,7 @@ WANTED = [
 ]
 
 
-def test_every_package_is_pinned_with_hashes() -> None:
+def test_every_package_is_pinned_with_hashes():
     assert len(ENTRIES) > 50
     for entry in ENTRIES:
         requirement = Requirement(entry.split("\\")[0])
@@ -27,7 +27,7 @@ def test_every_package_is_pinned_with_hashes() -> None:
 
 
 @pytest.mark.parametrize("text", WANTED)
-def test_dependency_is_locked_within_its_bounds(text: str) -> None:
+def test_dependency_is_locked_within_its_bounds(text):
     wanted = Requirement(text)
     locked = [Requirement(entry.split("\\")[0]) for entry in ENTRIES]
     versions = [

@@ -26,7 +26,7 @@ def run(*command: object, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(tmp_path_factory):
     """The folder with the sdist and the wheel."""
     out = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "hatchling", "build", "-d", out, cwd=ROOT)
@@ -34,7 +34,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_the_wheel_has_the_package_and_the_sdist_what_builds_it(dist: Path) -> None:
+def test_the_wheel_has_the_package_and_the_sdist_what_builds_it(dist):
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     source = {path.removeprefix("src/") for path in tracked if path.startswith("src/fedoptax/")}
     with zipfile.ZipFile(dist / f"fedoptax-{VERSION}-py3-none-any.whl") as wheel:
@@ -50,7 +50,7 @@ def test_the_wheel_has_the_package_and_the_sdist_what_builds_it(dist: Path) -> N
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["py3-none-any.whl", ".tar.gz"], ids=["wheel", "sdist"])
-def test_it_works_where_nothing_else_is_installed(dist: Path, tmp_path: Path, kind: str) -> None:
+def test_it_works_where_nothing_else_is_installed(dist, tmp_path, kind):
     """With the newest dependencies of the index, as `pip install fedoptax` takes them."""
     (package,) = dist.glob(f"*{kind}")
     venv.create(tmp_path / "env", with_pip=True)
@@ -70,7 +70,7 @@ def test_it_works_where_nothing_else_is_installed(dist: Path, tmp_path: Path, ki
     assert Path(where.strip()).is_relative_to(tmp_path)
 
 
-def test_versions_agree() -> None:
+def test_versions_agree():
     """CITATION.cff has the package's version; the formatter before a commit is the locked one."""
     assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     (ruff,) = re.findall(r"^ruff==(\S+)", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)

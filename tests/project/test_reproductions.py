@@ -17,7 +17,7 @@ from histories import Step
 
 
 @pytest.mark.parametrize("name", pages.names())
-def test_a_recipe_is_whole_and_its_commands_exist(name: str) -> None:
+def test_a_recipe_is_whole_and_its_commands_exist(name):
     recipe = pages.read(name)
     assert all(recipe[field].strip() for field in ("title", "claim", "source", "published"))
     assert {"full"} <= set(recipe["settings"]) - {"paper"} <= {"reduced", "full"} and recipe["settings"]["paper"]
@@ -31,7 +31,7 @@ def test_a_recipe_is_whole_and_its_commands_exist(name: str) -> None:
                 find_setting(options["task"], options["preset"])
 
 
-def test_pages_are_what_the_histories_say() -> None:
+def test_pages_are_what_the_histories_say():
     rendered = pages.render()
     assert pages.find_stale(rendered) == []  # else: make pages
     for path, text in rendered.items():
@@ -64,7 +64,7 @@ def make_step(values: dict[str, list[float]], metric: str = "test_accuracy") -> 
         ([], [0.9, 0.9], "no data"),
     ],
 )
-def test_a_claim_is_what_its_test_says(ours: list[float], theirs: list[float], outcome: str) -> None:
+def test_a_claim_is_what_its_test_says(ours, theirs, outcome):
     recipe = {
         "settings": {"paper": "ours"},
         "steps": [{"name": "step", "title": "A step"}],
@@ -74,7 +74,7 @@ def test_a_claim_is_what_its_test_says(ours: list[float], theirs: list[float], o
     assert claim.outcome == outcome and "rounds 2 to 3 (2 evaluations)" in claim.measure
 
 
-def test_histories_keep_every_value_and_replace_a_step(tmp_path: Path) -> None:
+def test_histories_keep_every_value_and_replace_a_step(tmp_path):
     place = tmp_path / "step"
     for seed, loss in ((0, 0.1), (1, 1 / 3)):
         run = place / "fedavg" / f"seed-{seed}"

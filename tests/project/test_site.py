@@ -16,7 +16,7 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """The site, built as `make docs` builds it."""
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-c", "docs", "-W", "--keep-going", "-q", "-E", "-d", f"{out}/trees"]
@@ -26,7 +26,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "html"
 
 
-def test_notebooks_are_shown_with_their_outputs(site: Path) -> None:
+def test_notebooks_are_shown_with_their_outputs(site):
     """A cell that fails ends the build."""
     notebooks = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
     assert len(notebooks) == 3
@@ -38,7 +38,7 @@ def test_notebooks_are_shown_with_their_outputs(site: Path) -> None:
         )
 
 
-def test_links_and_images_exist(site: Path) -> None:
+def test_links_and_images_exist(site):
     seen = 0
     for page in site.rglob("*.html"):
         for target in re.findall(r'(?:href|src)="([^"#?]+)', page.read_text(encoding="utf-8")):
@@ -49,7 +49,7 @@ def test_links_and_images_exist(site: Path) -> None:
     assert seen > 1000
 
 
-def test_reference_has_every_public_name(site: Path) -> None:
+def test_reference_has_every_public_name(site):
     text = (site / "docs" / "api.html").read_text(encoding="utf-8")
     documented = set(re.findall(r'id="fedoptax\.([\w.]+)"', text))
     short = {name.split(".")[-1] for name in documented}
@@ -57,7 +57,7 @@ def test_reference_has_every_public_name(site: Path) -> None:
     assert "eager.run_round" in documented
 
 
-def test_the_first_page_is_the_site_s_root(site: Path) -> None:
+def test_the_first_page_is_the_site_s_root(site):
     text = (site / "index.html").read_text(encoding="utf-8")
     assert "<h1>fedoptax" in text and "pip install" in text and 'http-equiv="refresh"' not in text
     assert 'href="docs/start.html"' in text and 'data-content_root="./"' in text

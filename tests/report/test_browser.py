@@ -65,7 +65,7 @@ def write_page(folder: Path) -> Path:
     return path
 
 
-def test_every_control_works_and_the_console_is_silent(tmp_path: Path) -> None:
+def test_every_control_works_and_the_console_is_silent(tmp_path):
     page = write_page(write_comparison(tmp_path / "runs", ["fedavg", "fedadam", "fedyogi"]))
     found, console = open_and_use(page, tmp_path / "profile", USE)
     assert console == []
@@ -94,7 +94,7 @@ def write_hard_page(folder: Path) -> Path:
     return write_page(runs)
 
 
-def test_hard_data_and_hostile_names_are_drawn(tmp_path: Path) -> None:
+def test_hard_data_and_hostile_names_are_drawn(tmp_path):
     """Under the page's own policy."""
     dom, console = open_page(write_hard_page(tmp_path), tmp_path / "profile")
     assert console == [] and 'data-ready="true"' in dom
@@ -106,12 +106,13 @@ def test_hard_data_and_hostile_names_are_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_every_control_works_on_hard_data(tmp_path: Path) -> None:
+def test_every_control_works_on_hard_data(tmp_path):
     used, console = open_and_use(write_hard_page(tmp_path), tmp_path / "profile", USE)
     assert console == [] and "data-broken" not in used.body
 
 
-def test_the_policy_stops_another_script(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_the_policy_stops_another_script(tmp_path):
     page = write_page(write_run(tmp_path / "run", ramp(0.9)))
     text = page.read_text(encoding="utf-8")
     evil = "<script>document.body.dataset.owned = '1'</script><img src='http://127.0.0.1:9/x' onerror='alert(1)'>"

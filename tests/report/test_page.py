@@ -45,7 +45,7 @@ def page_of_names(folder: Path, texts: Sequence[str]) -> Page:
     return page_of(folder)
 
 
-def test_hostile_names_add_no_markup(tmp_path: Path) -> None:
+def test_hostile_names_add_no_markup(tmp_path):
     page = page_of_names(tmp_path / "hostile", HOSTILE_TEXTS)
     assert shape(page) == shape(page_of_names(tmp_path / "named", [f"name{i}" for i in range(len(HOSTILE_TEXTS))]))
     (data,) = [part for part in page.texts if part.startswith('{"groups"')]
@@ -54,12 +54,12 @@ def test_hostile_names_add_no_markup(tmp_path: Path) -> None:
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=9, max_size=9, unique=True))
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
-def test_no_name_adds_markup(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+def test_no_name_adds_markup(tmp_path_factory, texts):
     folder = tmp_path_factory.mktemp("any")
     assert shape(page_of_names(folder / "a", texts)) == shape(page_of_names(folder / "b", [*"abcdefghi"]))
 
 
-def test_hostile_searches_add_no_markup(tmp_path: Path) -> None:
+def test_hostile_searches_add_no_markup(tmp_path):
     shapes = []
     for text in ("name", HOSTILE):
         grid = {text: [0.1, 1.0], "b": [text, "x"]}
@@ -68,7 +68,7 @@ def test_hostile_searches_add_no_markup(tmp_path: Path) -> None:
     assert shapes[0] == shapes[1]
 
 
-def test_hostile_names_in_figures_stay_text(tmp_path: Path) -> None:
+def test_hostile_names_in_figures_stay_text(tmp_path):
     write_named_run(tmp_path / "a", "name")
     write_named_run(tmp_path / "b", HOSTILE + "\x00--><script>")
     tags = {
@@ -80,7 +80,7 @@ def test_hostile_names_in_figures_stay_text(tmp_path: Path) -> None:
     assert "path" in tags and not tags & {"script", "img", "a", "foreignObject"}
 
 
-def test_the_page_needs_nothing_else_and_its_policy_names_its_scripts(tmp_path: Path) -> None:
+def test_the_page_needs_nothing_else_and_its_policy_names_its_scripts(tmp_path):
     html = render(load_report(write_comparison(tmp_path, ["fedavg"], seeds=1, rounds=5)), {}, tmp_path)
     (rules,) = [attrs["content"] or "" for _, attrs in Page(without_scripts(html)).elements if "http-equiv" in attrs]
     assert rules.startswith("default-src 'none'; script-src 'sha256-")
@@ -95,7 +95,7 @@ def test_the_page_needs_nothing_else_and_its_policy_names_its_scripts(tmp_path: 
     assert str(tmp_path) not in own
 
 
-def test_all_files_are_written_and_nothing_else(tmp_path: Path) -> None:
+def test_all_files_are_written_and_nothing_else(tmp_path):
     runs = write_comparison(tmp_path / "runs", ["fedavg", "fedadam"], seeds=2, rounds=10)
     out = tmp_path / "elsewhere"
     assert write_report(runs, out=out, target=0.5) == out / "report.html"
@@ -108,18 +108,12 @@ def test_all_files_are_written_and_nothing_else(tmp_path: Path) -> None:
     assert "Rounds to 0.500" in (out / "table.md").read_text(encoding="utf-8")
 
 
-def test_figures_depend_on_nothing_but_the_runs(tmp_path: Path) -> None:
+def test_figures_depend_on_nothing_but_the_runs(tmp_path):
     report = load_report(write_comparison(tmp_path, ["fedavg"], seeds=1, rounds=3))
     assert draw_figures(report) == draw_figures(report)
 
 
-def test_odd_names_are_reported_on(tmp_path: Path) -> None:
-    for place, name in enumerate(["_hidden", "$\\frac{1}{2", "联邦", "", "a" * 500, "=1+1"]):
-        write_run(tmp_path / str(place), ramp(0.9, 2), name=name, partition=None)
-    assert write_report(tmp_path).is_file()
-
-
-def test_runs_without_rounds_metrics_or_partition(tmp_path: Path) -> None:
+def test_runs_without_rounds_metrics_or_partition(tmp_path):
     write_run(tmp_path / "a", [], status=None, partition=None, bytes=None, rounds=10)
     (tmp_path / "a" / "history.jsonl").unlink()
     html = render(load_report(tmp_path), {}, tmp_path)
@@ -134,7 +128,7 @@ def test_runs_without_rounds_metrics_or_partition(tmp_path: Path) -> None:
     assert table.loc["fedavg", "final"] == pytest.approx(0.4)
 
 
-def test_every_column_is_explained_on_hover_and_below(tmp_path: Path) -> None:
+def test_every_column_is_explained_on_hover_and_below(tmp_path):
     report = load_report(write_comparison(tmp_path, ["fedavg", "fedadam"], rounds=5))
     page = Page(without_scripts(render(report, {}, tmp_path)))
     hints = [attrs["title"] for tag, attrs in page.elements if tag == "th" and "title" in attrs]
@@ -142,7 +136,7 @@ def test_every_column_is_explained_on_hover_and_below(tmp_path: Path) -> None:
     assert set(hints) <= set(page.texts)
 
 
-def test_times_carry_a_caution_where_they_do_not_compare(tmp_path: Path) -> None:
+def test_times_carry_a_caution_where_they_do_not_compare(tmp_path):
     for place, end in enumerate((100.0, 101.0, 101.5)):  # each of a second
         folder = write_run(tmp_path / str(place), ramp(0.9, 2), seed=place)
         write_json(folder / "summary.json", read_json(folder / "summary.json") | {"ended": end})

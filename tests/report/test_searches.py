@@ -3,7 +3,6 @@
 import math
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,6 @@ from fedoptax.report.searches import (
     load_searches,
     make_heat_map,
     make_profiles,
-    tabulate_points,
 )
 from run_folders import ramp, write_comparison, write_run, write_search
 
@@ -29,7 +27,7 @@ ENDS = {
 }  # fmt: skip
 
 
-def test_a_map_by_hand(tmp_path: Path) -> None:
+def test_a_map_by_hand(tmp_path):
     (search,) = load_searches(write_search(tmp_path / "s", ENDS, GRID))
     found = make_heat_map(search)
     assert found is not None
@@ -53,27 +51,7 @@ def test_a_map_by_hand(tmp_path: Path) -> None:
     }
 
 
-def test_values_are_means_of_the_last_rounds(tmp_path: Path) -> None:
-    (search,) = load_searches(write_search(tmp_path / "s", ENDS, GRID, last=2))
-    assert tabulate_points([search]).set_index("folder")["test_accuracy"]["point-001"] == pytest.approx((0.3 + 0.5) / 2)
-    assert search.trials[0].score == pytest.approx((0.7 + 0.5) / 2)
-
-
-def test_a_third_hyper_parameter_is_taken_at_its_best(tmp_path: Path) -> None:
-    grid = {"a": [1, 2], "b": [1, 2], "c": [1, 2, 3]}
-    ends = {(a, b, c): 0.1 * a + 0.2 * b + (0.3 if c == 2 else 0) for a in (1, 2) for b in (1, 2) for c in (1, 2, 3)}
-    (search,) = load_searches(write_search(tmp_path / "s", ends, grid))
-    found = make_heat_map(search)
-    assert found is not None and found.others == ["c"]
-    assert [[cell.score for cell in row if cell] for row in found.cells] == [
-        [pytest.approx(0.7 - 0.1 * a - 0.2 * b) for b in (1, 2)] for a in (2, 1)
-    ]
-    assert make_profiles([search])[0].lines["fedadam"] == [
-        (c, pytest.approx(0.4 - (0.3 if c == 2 else 0))) for c in (1, 2, 3)
-    ]
-
-
-def test_points_of_searches_are_not_compared_with_runs(tmp_path: Path) -> None:
+def test_points_of_searches_are_not_compared_with_runs(tmp_path):
     write_comparison(tmp_path, ["fedavg", "fedadam"], rounds=5)
     write_search(tmp_path / "tuning" / "fedadam", ENDS, GRID)
     write_search(tmp_path / "tuning" / "a-fedavg", ENDS, GRID, algorithm="fedavg")
@@ -87,7 +65,7 @@ def test_points_of_searches_are_not_compared_with_runs(tmp_path: Path) -> None:
     assert not report.table["algorithm"].str.contains("a=").any()
 
 
-def test_an_unfinished_search_shows_the_points_it_has(tmp_path: Path) -> None:
+def test_an_unfinished_search_shows_the_points_it_has(tmp_path):
     folder = write_search(tmp_path / "s", ENDS, GRID)
     shutil.rmtree(folder / "point-006")
     (folder / "point-005" / "summary.json").unlink()
@@ -100,22 +78,13 @@ def test_an_unfinished_search_shows_the_points_it_has(tmp_path: Path) -> None:
     assert 'alt="fedadam: train loss' in render(report, draw_figures(report), folder)
 
 
-def test_a_search_without_a_completed_point_says_so(tmp_path: Path) -> None:
+def test_a_search_without_a_completed_point_says_so(tmp_path):
     (search,) = load_searches(write_search(tmp_path / "s", dict.fromkeys(ENDS), GRID))
     assert search.best_or_none is None and search.edges == {}
     assert describe_search(search).endswith("None completed.")
 
 
-def test_trials_without_a_grid_are_dots(tmp_path: Path) -> None:
-    ends = {(0.02, 0.3): 0.5, (0.5, 0.1): 0.7, (0.9, 0.02): None}
-    (search,) = load_searches(write_search(tmp_path / "s", ends, GRID, search="optuna", trials=3))
-    assert make_heat_map(search) is None
-    first, second = make_profiles([search])
-    assert first.lines["fedadam"] == [(0.02, 0.5), (0.5, pytest.approx(0.3))] and not first.is_grid
-    assert second.lines["fedadam"] == [(0.1, pytest.approx(0.3)), (0.3, 0.5)]
-
-
-def test_a_folder_named_like_a_scheme_makes_no_script_link(tmp_path: Path) -> None:
+def test_a_folder_named_like_a_scheme_makes_no_script_link(tmp_path):
     write_run(tmp_path / "run", ramp(0.9))
     folder = write_search(tmp_path / "javascript:alert(1)", ENDS, GRID)
     (folder / "report.html").touch()
@@ -124,7 +93,7 @@ def test_a_folder_named_like_a_scheme_makes_no_script_link(tmp_path: Path) -> No
     assert all(link == "data:," or re.fullmatch(r"\./[\w%./-]+", link) for link in links)
 
 
-def test_a_second_report_leaves_nothing_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_report_leaves_nothing_of_the_first(tmp_path, monkeypatch):
     """Files with the names of a report's are the user's own where there was no report."""
     run, out = write_run(tmp_path / "run", ramp(0.9)), tmp_path / "report"
     (out / "figures").mkdir(parents=True)

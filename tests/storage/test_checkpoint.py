@@ -15,6 +15,7 @@ from fedoptax.engine.client_states import OnDevice, OnHost
 from fedoptax.storage.checkpoint import restore_checkpoint, rounds_of, save_checkpoint
 from fedoptax.storage.history import HistoryFile
 from full_disks import largest_file
+from refusals import refused
 
 NO_CLIENTS = OnDevice((), 0)
 
@@ -44,7 +45,7 @@ def flip(path: Path, at: int = -1) -> None:
     path.write_bytes(data)
 
 
-def test_a_flipped_bit_in_any_file_takes_the_checkpoint_before(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_any_file_takes_the_checkpoint_before(tmp_path):
     rng = np.random.default_rng(0)
     host = OnHost({"c": np.zeros(3, np.float32)}, 5)
     host.take(lambda: np.array([1, 4]))
@@ -65,7 +66,7 @@ def test_a_flipped_bit_in_any_file_takes_the_checkpoint_before(tmp_path: Path) -
     assert restore(tmp_path / "a", host) == 1
 
 
-def test_a_checkpoint_is_used_only_with_its_part_of_the_history(tmp_path: Path) -> None:
+def test_a_checkpoint_is_used_only_with_its_part_of_the_history(tmp_path):
     save(tmp_path)
     path = tmp_path / "history.jsonl"
     whole = path.read_bytes()
@@ -76,22 +77,10 @@ def test_a_checkpoint_is_used_only_with_its_part_of_the_history(tmp_path: Path) 
     path.write_bytes(whole[:-1])
     assert restore(tmp_path) == 1
     path.write_bytes(whole.replace(b"1.0", b"1.1"))
-    with pytest.raises(fx.RunError, match=r"can be used .round 2: history.jsonl has changed; round 1: "):
-        restore(tmp_path)
+    refused(lambda: restore(tmp_path), "can be used (round 2: history.jsonl has changed; round 1: ")
 
 
-def test_damaged_checkpoints_give_way_to_new_ones(tmp_path: Path) -> None:
-    """Checkpoints 2 and 3 are damaged: the run goes on after round 1 and writes its own 2 and 3."""
-    history = save(tmp_path, (1, 2))
-    shutil.copytree(tmp_path / "checkpoints" / "2", tmp_path / "checkpoints" / "3")
-    flip(tmp_path / "checkpoints" / "2" / "states.npz")
-    assert restore_checkpoint(tmp_path, server(0), NO_CLIENTS, 9)[0] == 1
-    save_checkpoint(tmp_path, 2, server(2), NO_CLIENTS, history.sync)
-    assert rounds_of(tmp_path) == [1, 2]
-    assert restore(tmp_path) == 2
-
-
-def test_leftovers_of_killed_processes_are_ignored_and_removed(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_are_ignored_and_removed(tmp_path):
     save(tmp_path, (1,))
     place = tmp_path / "checkpoints"
     for name in (".2.17.tmp", ".0.old.tmp"):
@@ -101,7 +90,7 @@ def test_leftovers_of_killed_processes_are_ignored_and_removed(tmp_path: Path) -
     assert sorted(path.name for path in place.iterdir()) == ["1", "2"]
 
 
-def test_a_full_disk_is_one_line_and_keeps_the_checkpoints(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_keeps_the_checkpoints(tmp_path):
     save(tmp_path, (1, 2))
     wanted = r"checkpoint of round 3 cannot be written: .*File too large$"
     noise = jnp.asarray(np.random.default_rng(0).normal(size=5000))  # which cannot be packed into less
@@ -112,7 +101,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoints(tmp_path: Path) -> No
     assert restore(tmp_path) == 2
 
 
-def test_every_dtype_and_shape_comes_back(tmp_path: Path) -> None:
+def test_every_dtype_and_shape_comes_back(tmp_path):
     tree = {
         "a": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3),
         "b": (jnp.float32(0.1), jnp.zeros((0, 4), jnp.int8), jnp.array([True, False])),
@@ -128,20 +117,17 @@ def test_every_dtype_and_shape_comes_back(tmp_path: Path) -> None:
         restore_checkpoint(tmp_path, {"a": tree["a"]}, clients, 1)
 
 
-def test_client_states_elsewhere_and_checkpoints_of_another_version_are_refused(tmp_path: Path) -> None:
+def test_client_states_elsewhere_and_checkpoints_of_another_version_are_refused(tmp_path):
     save(tmp_path, (1,))
-    with pytest.raises(fx.RunError, match="client_states='device'"):
-        restore(tmp_path, OnHost({"c": np.zeros(3, np.float32)}, 5))
+    refused(lambda: restore(tmp_path, OnHost({"c": np.zeros(3, np.float32)}, 5)), "client_states='device'")
     manifest = tmp_path / "checkpoints" / "1" / "checkpoint.json"
     write_json(manifest, read_json(manifest) | {"format": 1})
-    with pytest.raises(fx.RunError, match="another version"):
-        restore(tmp_path)
+    refused(lambda: restore(tmp_path), "another version")
     manifest.unlink()
-    with pytest.raises(fx.RunError, match=r"checkpoint\.json"):
-        restore(tmp_path)
+    refused(lambda: restore(tmp_path), "checkpoint.json")
 
 
-def test_only_the_last_two_are_kept(tmp_path: Path) -> None:
+def test_only_the_last_two_are_kept(tmp_path):
     save(tmp_path, (1, 2, 3, 4))
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
     assert restore(tmp_path, at_most=3) == 3

@@ -1,7 +1,6 @@
 """clients.parquet: each client's metrics at the evaluated rounds, equal to the history's summaries, and resumed."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ OPTIONS: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "eval_every": 2, "
 
 
 @pytest.mark.parametrize("engine", ["compiled", "eager"])
-def test_the_clients_of_every_evaluated_round_are_those_of_the_history(engine: str, tmp_path: Path) -> None:
+def test_the_clients_of_every_evaluated_round_are_those_of_the_history(engine, tmp_path):
     result = fx.run(TASK, FEDAVG, rounds=5, out=tmp_path, engine=engine, **OPTIONS)
     table = read_clients(tmp_path)
     means = table.groupby("round")["nll"].mean()
@@ -32,7 +31,7 @@ def test_the_clients_of_every_evaluated_round_are_those_of_the_history(engine: s
     np.testing.assert_allclose(last["nll"], by_client[np.isfinite(by_client)], rtol=1e-6)
 
 
-def test_a_resumed_run_writes_the_same_file_and_does_not_do_without_it(tmp_path: Path) -> None:
+def test_a_resumed_run_writes_the_same_file_and_does_not_do_without_it(tmp_path):
     whole, part = tmp_path / "whole", tmp_path / "part"
     fx.run(TASK, FEDAVG, rounds=8, out=whole, **OPTIONS)
     fx.run(TASK, FEDAVG, rounds=4, out=part, **OPTIONS)
@@ -45,7 +44,7 @@ def test_a_resumed_run_writes_the_same_file_and_does_not_do_without_it(tmp_path:
         fx.run(TASK, FEDAVG, rounds=9, resume_from=part, **OPTIONS)
 
 
-def test_clients_alone_are_measured_with_their_own_models(tmp_path: Path) -> None:
+def test_clients_alone_are_measured_with_their_own_models(tmp_path):
     options = split_options({"rounds": 2, "out": tmp_path, **OPTIONS})
     result = simulate(TASK, local(0.3), *options, "local")
     values = read_clients(tmp_path)["nll"]
@@ -54,7 +53,7 @@ def test_clients_alone_are_measured_with_their_own_models(tmp_path: Path) -> Non
     assert values.std(ddof=0) == pytest.approx(last["client_nll_spread"], rel=1e-5) != 0
 
 
-def test_metrics_called_like_the_columns_of_round_and_client_leave_these_alone(tmp_path: Path) -> None:
+def test_metrics_called_like_the_columns_of_round_and_client_leave_these_alone(tmp_path):
     task = replace(TASK, metrics=lambda params, batch: dict.fromkeys(("round", "client", "nll"), batch["x"][:, 0]))
     fx.run(task, FEDAVG, rounds=2, out=tmp_path, **OPTIONS)
     table = read_clients(tmp_path)

@@ -1,18 +1,15 @@
 """The history, in memory and on disk."""
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 from pyarrow import parquet
 
 import fedoptax as fx
 from fedoptax.storage.history import History, HistoryFile, begins_with, read_rows
 from full_disks import largest_file
+from refusals import refused
 
 ROWS: list[dict[str, Any]] = [
     {"round": 1, "train_loss": 0.5, "test_nll": None, "bytes_up": 2**53 + 1, "seconds": 1},
@@ -22,17 +19,7 @@ ROWS: list[dict[str, Any]] = [
 FINITE = [{k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in row.items()} for row in ROWS]
 
 
-def test_a_history_is_saved_in_the_format_of_its_suffix(tmp_path: Path) -> None:
-    history = History(ROWS)
-    lines = history.save(tmp_path / "a.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == FINITE
-    read = pd.read_csv(history.save(tmp_path / "a.csv"))
-    np.testing.assert_array_equal(read["bytes_up"], history.column("bytes_up"))
-    with pytest.raises(fx.UsageError, match="path"):
-        history.save(tmp_path / "a.xls")
-
-
-def test_parquet_has_typed_columns_and_the_same_values(tmp_path: Path) -> None:
+def test_parquet_has_typed_columns_and_the_same_values(tmp_path):
     table = parquet.read_table(History(ROWS).save(tmp_path / "a.parquet"))
     names = dict.fromkeys(name for row in ROWS for name in row)
     assert table.to_pylist() == [names | row for row in FINITE]
@@ -41,25 +28,22 @@ def test_parquet_has_typed_columns_and_the_same_values(tmp_path: Path) -> None:
     assert parquet.read_table(History().save(tmp_path / "b.parquet")).num_rows == 0
 
 
-def test_an_unfinished_last_line_of_a_killed_process_is_left_out(tmp_path: Path) -> None:
+def test_an_unfinished_last_line_of_a_killed_process_is_left_out(tmp_path):
     HistoryFile(tmp_path, ROWS[:1]).append(ROWS[1:])
     with (tmp_path / "history.jsonl").open("a") as file:
         file.write('{"round": 4, "tra')
     assert read_rows(tmp_path, 3) == FINITE
     assert read_rows(tmp_path, 2) == FINITE[:2]
-    with pytest.raises(fx.RunError, match=r"history\.jsonl' has 3 of 4 rounds"):
-        read_rows(tmp_path, 4)
+    refused(lambda: read_rows(tmp_path, 4), "history.jsonl' has 3 of 4 rounds")
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b'{"round": 5}', b"\xff", b"[" * 100_000])
-def test_a_damaged_row_is_one_line_that_names_the_file(tmp_path: Path, line: bytes) -> None:
+def test_a_damaged_row_is_one_line_that_names_the_file(tmp_path, line):
     (tmp_path / "history.jsonl").write_bytes(b'{"round": 1}\n' + line + b"\n")
-    with pytest.raises(fx.RunError, match=r"history\.jsonl' is damaged") as error:
-        read_rows(tmp_path, 2)
-    assert "\n" not in str(error.value)
+    refused(lambda: read_rows(tmp_path, 2), "history.jsonl' is damaged")
 
 
-def test_a_full_disk_keeps_complete_rows(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_complete_rows(tmp_path):
     history = HistoryFile(tmp_path, [{"round": 1}])
     before = history.sync()
     with largest_file(20), pytest.raises(fx.RunError, match=r"history.jsonl' cannot be written: File too large"):

@@ -21,13 +21,14 @@ from fedoptax.data.inputs import as_examples
 from fedoptax.storage.folder import read_params
 from fedoptax.storage.model import model_of
 from files import real_data
+from refusals import refused
 from small import line
 
 RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(scope="module")
-def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fx.RunResult]:
+def hospitals(tmp_path_factory):
     """A folder with a table of three hospitals, a run on it in `run`, and the run's result."""
     folder = tmp_path_factory.mktemp("hospitals")
     rows = 240
@@ -42,7 +43,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fx.RunRes
     return folder, fx.run(task, fx.fedavg(0.5), rounds=20, cohort_size=3, out=folder / "run")
 
 
-def test_a_table_is_predicted_by_its_columns(hospitals: tuple[Path, fx.RunResult]) -> None:
+def test_a_table_is_predicted_by_its_columns(hospitals):
     """In any order, among others, standardised by the model: as accurate as the run says on the same examples."""
     folder, result = hospitals
     frame = pd.read_csv(folder / "data.csv")
@@ -59,9 +60,7 @@ def test_a_table_is_predicted_by_its_columns(hospitals: tuple[Path, fx.RunResult
     assert model.predict(frame[:0]).shape == (0,)
 
 
-def test_predict_reads_and_writes_files(
-    hospitals: tuple[Path, fx.RunResult], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_reads_and_writes_files(hospitals, capsys):
     folder, result = hospitals
     frame = pd.read_csv(folder / "data.csv").drop(columns="label")
     expected = list(result.predict(frame))
@@ -93,21 +92,14 @@ def test_predict_reads_and_writes_files(
         (["run", "--input", "."], 2, "input"),
     ],
 )
-def test_a_wrong_argument_is_one_line(
-    hospitals: tuple[Path, fx.RunResult],
-    arguments: list[str],
-    status: int,
-    named: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_wrong_argument_is_one_line(hospitals, arguments, status, named, monkeypatch, capsys):
     monkeypatch.chdir(hospitals[0])
     Path("short.csv").write_text("year,weight\n1950,70\n")
     assert fedoptax("predict", *arguments) == status
     assert named in capsys.readouterr().err
 
 
-def test_exports_are_read_by_their_libraries(hospitals: tuple[Path, fx.RunResult]) -> None:
+def test_exports_are_read_by_their_libraries(hospitals):
     folder, result = hospitals
     for name in ("m.npz", "m.safetensors", "m.stablehlo"):
         assert fedoptax("export", folder / "run", "--out", folder / name) == 0
@@ -122,14 +114,13 @@ def test_exports_are_read_by_their_libraries(hospitals: tuple[Path, fx.RunResult
     np.testing.assert_allclose(program.call({"x": x}), result.model.outputs(x), rtol=1e-5)
 
 
-def test_a_pickled_result_keeps_all_but_the_task(hospitals: tuple[Path, fx.RunResult]) -> None:
+def test_a_pickled_result_keeps_all_but_the_task(hospitals):
     copy = pickle.loads(pickle.dumps(hospitals[1]))
     assert copy.history.rows == hospitals[1].history.rows
-    with pytest.raises(fx.UsageError, match="copy"):
-        copy.predict([[1.0, 2.0, 3.0]])
+    refused(lambda: copy.predict([[1.0, 2.0, 3.0]]), "copy")
 
 
-def test_images_of_any_size_and_colour_are_read_as_the_model_takes_them(tmp_path: Path) -> None:
+def test_images_of_any_size_and_colour_are_read_as_the_model_takes_them(tmp_path):
     """A digit as a grey or a coloured image is the array that the model was trained on."""
     task = fx.load_task("digits", model="logistic")
     result = fx.run(task, fx.fedavg(0.1), rounds=2, out=tmp_path / "run")
@@ -148,7 +139,7 @@ def test_images_of_any_size_and_colour_are_read_as_the_model_takes_them(tmp_path
     assert list(table["prediction"][:-1]) == list(expected[:-1])  # the last one was resized
 
 
-def test_texts_of_shakespeare_are_numbered_as_in_training() -> None:
+def test_texts_of_shakespeare_are_numbered_as_in_training():
     task = fx.load_task("shakespeare", model="rnn_small", data_dir=real_data("shakespeare"), num_clients=3)
     x, tokens = task.clients.examples["x"], task.classes or ()
     begun = np.array(x[x[:, 0] == tokens.index("<begin>")][:20])
@@ -159,7 +150,7 @@ def test_texts_of_shakespeare_are_numbered_as_in_training() -> None:
     np.testing.assert_array_equal(found["x"], begun)
 
 
-def test_words_are_numbered_as_in_training() -> None:
+def test_words_are_numbered_as_in_training():
     """Of a long sentence the last words count, of a bag the first, and of the bag all are counted."""
     fields = {"x": jax.ShapeDtypeStruct((4,), np.uint16)}
     tokens = ("<pad>", "to", "sort", "<unknown>", "<begin>", "<end>")
@@ -171,29 +162,14 @@ def test_words_are_numbered_as_in_training() -> None:
     assert found["x"].tolist() == [[1, 2, 0, 0], [1, 1, 1, 1]] and found["words"].tolist() == [3, 5]
 
 
-def test_a_predict_that_asks_for_the_number_of_examples_is_for_so_many(tmp_path: Path) -> None:
-    """Whatever the number of examples, and of labels it is not asked for."""
-
-    def predict(params: Any, batch: Any) -> jax.Array:
-        return jnp.stack([params @ row for row in batch["x"]])[: len(batch["x"])]
-
-    model = model_of(replace(line(), predict=predict), jnp.arange(3.0))
-    x = RNG.normal(size=(70, 3)).astype(np.float32)
-    np.testing.assert_allclose(model.predict(x), x @ np.arange(3), rtol=1e-5, atol=1e-6)
-    assert model.save(tmp_path / "line.stablehlo").is_file()
-
-
-def test_every_task_with_a_model_has_a_prediction() -> None:
+def test_every_task_with_a_model_has_a_prediction():
     assert fx.load_task("quadratic").predict is None
     task = fx.load_task("synthetic", num_clients=4)
     model = model_of(task, task.init(jax.random.key(0)))
     assert model.predict(np.zeros((3, 60))).dtype == np.int64
-    with pytest.raises(fx.UsageError, match="predict"):
-        model_of(fx.load_task("quadratic"), {"x": np.zeros(10)})
-    with pytest.raises(fx.DataError, match="shape"):
-        model.predict(np.zeros((3, 59)))
-    with pytest.raises(fx.DataError, match="NaN"):
-        model.predict(np.full((3, 60), np.nan))
+    refused(lambda: model_of(fx.load_task("quadratic"), {"x": np.zeros(10)}), "predict")
+    refused(lambda: model.predict(np.zeros((3, 59))), "shape")
+    refused(lambda: model.predict(np.full((3, 60), np.nan)), "NaN")
 
 
 NAMES: dict[str, Any] = {
@@ -221,7 +197,7 @@ QUICK = ("a slash", "npy", "lists and None")
 @pytest.mark.parametrize(
     "which", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in NAMES]
 )
-def test_parameters_of_any_names_come_back(which: str, tmp_path: Path) -> None:
+def test_parameters_of_any_names_come_back(which, tmp_path):
     task = named_task(NAMES[which])
     result = fx.run(task, fx.fedavg(0.1), rounds=1, cohort_size=2, out=tmp_path / "run", engine="eager")
     forms = jax.eval_shape(task.init, jax.random.key(0))
@@ -234,7 +210,7 @@ def test_parameters_of_any_names_come_back(which: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x\0", "\ud800", "x" * 70_000], ids=["null", "surrogate", "long"])
-def test_a_name_that_no_file_can_hold_is_refused_before_the_first_round(name: str, tmp_path: Path) -> None:
+def test_a_name_that_no_file_can_hold_is_refused_before_the_first_round(name, tmp_path):
     with pytest.raises(fx.UsageError, match="parameters must have unique names"):
         fx.run(named_task({name: 1.0}), fx.fedavg(0.1), rounds=1, cohort_size=2, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -251,7 +227,7 @@ def test_a_name_that_no_file_can_hold_is_refused_before_the_first_round(name: st
     ],
     ids=["a sum", "classes", "no classes", "with more", "none"],
 )
-def test_a_predict_of_another_shape_is_refused_before_the_first_round(predict, classes, form, tmp_path) -> None:
+def test_a_predict_of_another_shape_is_refused_before_the_first_round(predict, classes, form, tmp_path):
     task = replace(line(), predict=predict, classes=classes)
     with pytest.raises(fx.UsageError, match=f"predict of task 'line' must return numbers.*{form}"):
         fx.run(task, fx.fedavg(0.1), rounds=1, cohort_size=2, out=tmp_path / "run")

@@ -1,7 +1,5 @@
 """LoRA: what is trained, where it starts, and what it equals."""
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,7 @@ BASE = DIGITS.init(jax.random.key(5))
 BATCH = {"x": DIGITS.test["x"][:7], "y": DIGITS.test["y"][:7], "mask": np.ones(7, bool)}
 
 
-def test_it_starts_at_the_base_and_trains_low_rank_changes_and_a_head_of_another_size() -> None:
+def test_it_starts_at_the_base_and_trains_low_rank_changes_and_a_head_of_another_size():
     task = fx.with_lora(DIGITS, BASE, rank=3)
     params = task.init(jax.random.key(1))
     shapes = jax.tree.map(jnp.shape, params)
@@ -36,7 +34,7 @@ def test_it_starts_at_the_base_and_trains_low_rank_changes_and_a_head_of_another
     assert params["dense2"]["kernel"].shape == (200, 10) and params["dense2"]["bias"].shape == (10,)
 
 
-def test_a_run_folder_is_a_base_and_only_the_changes_are_sent(tmp_path: Path) -> None:
+def test_a_run_folder_is_a_base_and_only_the_changes_are_sent(tmp_path):
     first = fx.run(DIGITS, fx.fedavg(client_lr=0.1), rounds=2, out=tmp_path / "a", progress=False)
     task = fx.load_task("digits", lora=2, base=str(tmp_path / "a"))
     assert task.spec["lora"] == 2 and task.spec["base"] == str(tmp_path / "a")

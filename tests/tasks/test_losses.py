@@ -35,7 +35,7 @@ def cross_entropies(table: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarr
 
 
 @pytest.mark.parametrize("mask", [[1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 1, 0], [0, 0, 1, 0, 0, 0]])
-def test_next_token_loss_is_the_mean_over_real_tokens(mask: list[int]) -> None:
+def test_next_token_loss_is_the_mean_over_real_tokens(mask):
     task, table, x, y = token_task()
     real = (y != PAD) * np.array(mask)[:, None]
     expected = (cross_entropies(table, x, y) * real).sum() / max(real.sum(), 1)
@@ -46,7 +46,7 @@ def test_next_token_loss_is_the_mean_over_real_tokens(mask: list[int]) -> None:
     assert np.isfinite(grads["table"]).all()  # also where no token is real
 
 
-def test_next_token_accuracy_leaves_out_padding_and_unscored_tokens() -> None:
+def test_next_token_accuracy_leaves_out_padding_and_unscored_tokens():
     task, table, x, y = token_task()
     metrics = task.metrics(task.init(KEY), {"x": jnp.asarray(x), "y": jnp.asarray(y)})
     right, scored = (np.asarray(a) for a in metrics["accuracy"])
@@ -57,23 +57,14 @@ def test_next_token_accuracy_leaves_out_padding_and_unscored_tokens() -> None:
     np.testing.assert_allclose(losses, cross_entropies(table, x, y), rtol=1e-5)
 
 
-def test_next_token_is_predicted_from_the_last_real_token() -> None:
+def test_next_token_is_predicted_from_the_last_real_token():
     task, table, x, _ = token_task()
     x[1, 2:], x[2, 1:] = PAD, PAD
     expected = jax.nn.softmax(table[[x[0, 3], x[1, 1], x[2, 0], *x[3:, 3]]])
     np.testing.assert_allclose(task.predict({"table": jnp.asarray(table)}, {"x": x}), expected, rtol=1e-6)
 
 
-def test_perplexity_is_the_exponential_of_the_mean_loss() -> None:
-    task, *_ = token_task(pad=None, unscored=(), primary="perplexity")
-    found = task.metrics(task.init(KEY), {k: jnp.asarray(a) for k, a in task.clients.examples.items()})
-    sums = jax.tree.map(jnp.sum, found["perplexity"].values)
-    assert found["perplexity"].result(sums) == pytest.approx(np.exp(np.mean(found["loss"][0])), rel=1e-5)
-    assert (task.primary_metric, task.higher_is_better) == ("perplexity", False)
-    assert (np.asarray(found["accuracy"][1]) == 1).all()
-
-
-def test_bag_of_words_is_a_mean_over_all_words_of_the_post() -> None:
+def test_bag_of_words_is_a_mean_over_all_words_of_the_post():
     ids = jnp.asarray([[3, 1, 3, 0], [0, 0, 0, 0], [2, 0, 0, 0]])
     words = jnp.asarray([5, 0, 1])
     bag = bag_of_words(ids, words, 4, jnp.float32)
@@ -81,7 +72,7 @@ def test_bag_of_words_is_a_mean_over_all_words_of_the_post() -> None:
     np.testing.assert_array_equal(tag_indicators(ids, 4, jnp.float32), [[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 0]])
 
 
-def test_recall_counts_all_tags_of_the_test_set() -> None:
+def test_recall_counts_all_tags_of_the_test_set():
     logits = jnp.asarray([[9, 8, 7, 6, 5, 4, 3, 2.0]] * 3)
     tags = jnp.asarray([[1, 0, 0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 0, 0, 0], [0] * 8], jnp.float32)
     values, weights = recall(logits, tags)
@@ -90,7 +81,7 @@ def test_recall_counts_all_tags_of_the_test_set() -> None:
 
 
 @pytest.mark.long
-def test_reconstruction_sums_over_the_batch_what_its_metric_averages() -> None:
+def test_reconstruction_sums_over_the_batch_what_its_metric_averages():
     x = RNG.integers(0, 256, (5, 28, 28, 1), np.uint8)
     model = autoencoder()
     learned = reconstruction(model)
@@ -104,7 +95,7 @@ def test_reconstruction_sums_over_the_batch_what_its_metric_averages() -> None:
     np.testing.assert_allclose(metrics(params, {"x": jnp.asarray(x)})["mse_x1000"], 1000 * errors, rtol=1e-4)
 
 
-def test_standardize_makes_a_blank_image_zero() -> None:
+def test_standardize_makes_a_blank_image_zero():
     x = RNG.normal(3, 5, (4, 6, 6, 3)).astype(np.float32)
     x[2] = 7
     out = np.asarray(standardize(jnp.asarray(x)))
@@ -113,7 +104,7 @@ def test_standardize_makes_a_blank_image_zero() -> None:
     np.testing.assert_array_equal(out[2], 0)
 
 
-def test_crop_takes_the_centre_in_evaluation_and_is_random_in_training_and_flips_half() -> None:
+def test_crop_takes_the_centre_in_evaluation_and_is_random_in_training_and_flips_half():
     image = jnp.asarray(RNG.normal(size=(32, 32, 1)), jnp.float32)
     np.testing.assert_array_equal(crop(image[None], None), standardize(image[None, 4:28, 4:28]))
     windows = jnp.stack([image[top : top + 24, left : left + 24] for top in range(9) for left in range(9)])

@@ -34,7 +34,7 @@ def assert_same(got, want, tolerance):
 
 
 @pytest.mark.parametrize(("case", "dtype"), [*((case, "float64") for case in CASES), ("mime", "float32")])
-def test_a_module_equals_the_jax_client(case: str, dtype: str) -> None:
+def test_a_module_equals_the_jax_client(case, dtype):
     tolerance = {"float64": 1e-10, "float32": 1e-4}[dtype]
     with jax.enable_x64(dtype == "float64"):
         want = rounds(CASES[case], grad_fn, PROBLEM, dtype)
@@ -43,7 +43,7 @@ def test_a_module_equals_the_jax_client(case: str, dtype: str) -> None:
         assert_same(got, want, tolerance)
 
 
-def test_a_modules_uploads_are_coded_as_the_jax_clients() -> None:
+def test_a_modules_uploads_are_coded_as_the_jax_clients():
     """In float64, so that no rounding of a gradient moves a level of the codec."""
 
     def coded(algorithm: fx.FedAlgorithm) -> fx.FedAlgorithm:

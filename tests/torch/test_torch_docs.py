@@ -15,7 +15,7 @@ from federations import assert_params, need_flower
 PAGE = (Path(__file__).parents[2] / "docs" / "pytorch.md").read_text(encoding="utf-8")
 
 
-def test_the_examples_of_the_page_run() -> None:
+def test_the_examples_of_the_page_run():
     blocks = re.findall(r"^```py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 4
     names: dict[str, object] = {"__name__": "example"}
@@ -25,8 +25,8 @@ def test_the_examples_of_the_page_run() -> None:
 
 @pytest.mark.long
 def test_the_program_with_batch_normalisation_computes_in_a_deployment_what_it_does_in_simulation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     need_flower()
     monkeypatch.chdir(tmp_path)
     for name, text in re.findall(r"^```py file=(\S+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
@@ -40,6 +40,6 @@ def test_the_program_with_batch_normalisation_computes_in_a_deployment_what_it_d
     assert_params(Path("runs/norm"), result.params)
 
 
-def test_the_page_names_everything_public() -> None:
+def test_the_page_names_everything_public():
     public = [name for name, value in vars(ft).items() if getattr(value, "__module__", "").startswith("fedoptax.torch")]
     assert len(public) > 10 and [name for name in public if name not in PAGE] == []

@@ -22,7 +22,7 @@ RUN: dict[str, Any] = {"rounds": 2, "cohort_size": 2, "batch_size": 5, "local_st
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return write_text_task(tmp_path_factory.mktemp("texts"))
 
 
@@ -35,7 +35,7 @@ def adapted(folder: Path, **options: Any) -> tuple[Any, fx.Task]:
     return model, ft.causal_lm_task(model, tokenizer, folder / "talk.jsonl", **options)
 
 
-def test_the_loss_is_that_of_transformers_and_micro_batches_give_its_gradient(folder: Path) -> None:
+def test_the_loss_is_that_of_transformers_and_micro_batches_give_its_gradient(folder):
     (model, task), (_, parts) = adapted(folder), adapted(folder, micro_batch=2)
     examples = {name: jnp.asarray(a[:5]) for name, a in task.clients.examples.items()}
     batch = Minibatch(examples | {"mask": jnp.arange(5) < 4}, jax.random.key(0))
@@ -52,7 +52,7 @@ def test_the_loss_is_that_of_transformers_and_micro_batches_give_its_gradient(fo
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), grads, other_grads)
 
 
-def test_a_run_falls_saves_an_adapter_and_agrees_with_the_client_in_jax(folder: Path, tmp_path: Path) -> None:
+def test_a_run_falls_saves_an_adapter_and_agrees_with_the_client_in_jax(folder, tmp_path):
     model, task = adapted(folder)
     result = fx.run(task, fx.fedavg(0.5), **RUN, out=tmp_path / "run", evaluate_start=True)
     assert result.history[-1]["test_perplexity"] < result.initial["test_perplexity"]

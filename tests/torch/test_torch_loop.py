@@ -40,7 +40,7 @@ def in_one(algorithm):
 @pytest.mark.parametrize(
     "algorithm", [fx.fedadam(0.1, 0.03), fx.fedyogi(lambda r: 0.1 / (1 + r), 0.03)], ids=["constant", "scheduled"]
 )
-def test_a_loop_of_sgd_equals_the_algorithms_clients(algorithm) -> None:
+def test_a_loop_of_sgd_equals_the_algorithms_clients(algorithm):
     with jax.enable_x64(True):
         want = rounds(algorithm, grad_fn, PROBLEM, "float64")
         looped = ft.with_loop(algorithm, net(PROBLEM, "float64"), sgd, {"client_lr": 0.1})
@@ -48,7 +48,7 @@ def test_a_loop_of_sgd_equals_the_algorithms_clients(algorithm) -> None:
         assert_close(got[0], want[0], rtol=1e-9, atol=1e-10)
 
 
-def test_wrappers_and_any_optimizer_go_with_a_loop() -> None:
+def test_wrappers_and_any_optimizer_go_with_a_loop():
     def adam(module, examples, config):
         optimizer = torch.optim.Adam(module.parameters(), lr=0.05)
         for _ in range(5):
@@ -81,7 +81,7 @@ def test_wrappers_and_any_optimizer_go_with_a_loop() -> None:
     ],
     ids=["control variates", "averaged optimizer state", "nothing returned", "no examples"],
 )
-def test_what_cannot_be_a_loops_client_is_refused(algorithm, train, argument: str) -> None:
+def test_what_cannot_be_a_loops_client_is_refused(algorithm, train, argument):
     module = Net()
     params, looped = ft.params_from_module(module), ft.with_loop(algorithm, module, train)
     client = looped.init_client(params)
@@ -89,7 +89,7 @@ def test_what_cannot_be_a_loops_client_is_refused(algorithm, train, argument: st
         looped.client_update(None, looped.broadcast(looped.init(params)), client, [[]])
 
 
-def test_a_deployed_loop_is_told_the_round_and_tells_its_examples() -> None:
+def test_a_deployed_loop_is_told_the_round_and_tells_its_examples():
     need_flower()
     from fedoptax.torch.app import LoopClient
 
@@ -141,7 +141,7 @@ def looped(module, loop, **changes):
     return ft.with_loop(fx.fedadam(lambda r: 0.1, 0.1), module, loop, {"lr": 0.1, **changes})
 
 
-def test_a_run_calls_the_loop_with_each_clients_examples_once_a_round(tmp_path) -> None:
+def test_a_run_calls_the_loop_with_each_clients_examples_once_a_round(tmp_path):
     module, loop = Net(), Loop()
     task, sizes = torch_task(module=module), [7, 3, 11, 1, 6, 4, 9]
     whole = fx.run(task, looped(module, loop), **OPTIONS)
@@ -155,30 +155,7 @@ def test_a_run_calls_the_loop_with_each_clients_examples_once_a_round(tmp_path) 
     assert_close(at_once.params, whole.params, rtol=1e-5, atol=1e-6)
 
 
-def test_a_round_of_a_run_is_that_of_a_round_by_hand() -> None:
-    """Without noise: Δ of gradient descent on all the client's examples, whatever batch size and epochs."""
-
-    def descend(module, examples, config):
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        batch = as_tensors(examples)
-        cross_entropy(module, batch).backward()
-        optimizer.step()
-        module.zero_grad()
-        return len(batch["y"])
-
-    module, clients = net(PROBLEM, "float32"), small_task().clients
-    algorithm = ft.with_loop(fx.fedavg(0.1), module, descend)
-    task = torch_task(module=module)
-    params = task.init(jax.random.key(0))
-    got = fx.run(task, algorithm, rounds=1, cohort_size=7, batch_size=4)
-    by_hand = [[clients.client(i)] for i in range(7)]
-    server, *_ = fx.eager.run_round(
-        algorithm, None, algorithm.init(params), [()] * 7, by_hand, weights=list(clients.sizes)
-    )
-    assert_close(got.params, algorithm.params(server), rtol=1e-5, atol=1e-6)
-
-
-def test_running_statistics_of_a_loop_stay_with_their_client() -> None:
+def test_running_statistics_of_a_loop_stay_with_their_client():
     module, clients = NormNet(), ragged_clients((7, 3, 11, 2, 6))
     task = ft.module_task("norm", module, cross_entropy, {}, clients)
     result = fx.run(task, looped(module, Loop()), **OPTIONS | {"cohort_size": 5, "rounds": 2})
@@ -211,7 +188,7 @@ def own_error(*arguments):
         ("loop", lambda m, e: 3, fx.UsageError, r"train .*\(module, examples, config\)"),
     ],
 )
-def test_an_error_in_a_users_function_comes_out_as_itself(part, function, kind, text) -> None:
+def test_an_error_in_a_users_function_comes_out_as_itself(part, function, kind, text):
     module, twin = Net(), small_task()
     metrics = {"own": function} if part == "metric" else {}
     test = twin.test if part == "metric" else None
@@ -228,14 +205,8 @@ def test_an_error_in_a_users_function_comes_out_as_itself(part, function, kind, 
     fx.run(torch_task(module=module), fx.fedavg(0.1), **OPTIONS)  # nothing of it is left
 
 
-def test_a_loop_in_the_eager_engine_is_one_line() -> None:
-    module = Net()
-    with pytest.raises(fx.UsageError, match="compiled"):
-        fx.run(torch_task(module=module), looped(module, Loop()), engine="eager", **OPTIONS)
-
-
 @pytest.mark.parametrize("kind", ["module_task", "with_module"])
-def test_a_minibatch_of_one_example_under_batch_normalisation_is_refused_before_the_first_round(kind: str) -> None:
+def test_a_minibatch_of_one_example_under_batch_normalisation_is_refused_before_the_first_round(kind):
     module, rounds = NormNet(), []
     if kind == "module_task":
         module.norm = torch.nn.BatchNorm1d(5, track_running_stats=False)

@@ -1,7 +1,6 @@
 """Modules and trees: names, shapes and dtypes; buffers stay with their client; randomness belongs to the batch."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,6 +8,7 @@ import fedoptax as fx
 import fedoptax.torch as ft
 from fedoptax.engine.batches import Minibatch
 from oracles.problem import make
+from refusals import refused
 from torch_models import Net, NormNet, cross_entropy, torch
 
 PROBLEM = make()
@@ -23,7 +23,7 @@ def minibatch(examples, mask=None, seed=0):
     return Minibatch({**examples, "mask": mask}, jax.random.key(seed))
 
 
-def test_parameters_go_out_and_in_by_name() -> None:
+def test_parameters_go_out_and_in_by_name():
     module, other = Net(), Net()
     params = jax.tree.map(lambda a: a + 1, ft.params_from_module(module))
     assert jax.tree.map(np.shape, params["hidden"]) == {"kernel": (4, 5), "bias": (5,)} and len(params["out"]) == 2
@@ -33,16 +33,7 @@ def test_parameters_go_out_and_in_by_name() -> None:
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters()))
 
 
-def test_trees_are_copies_both_ways() -> None:
-    module, ones = Net(), jnp.ones(5)
-    params = ft.params_from_module(module)
-    ft.load_params(module, {**params, "hidden": {**params["hidden"], "bias": ones}})
-    with torch.no_grad():
-        module.hidden.bias.fill_(9)
-    assert not params["hidden"]["bias"].any() and (ones == 1).all()
-
-
-def test_frozen_parameters_stay_and_shared_ones_go_once() -> None:
+def test_frozen_parameters_stay_and_shared_ones_go_once():
     module = Net()
     module.hidden.requires_grad_(False)
     assert set(ft.params_from_module(module)) == {"out"}
@@ -53,26 +44,10 @@ def test_frozen_parameters_stay_and_shared_ones_go_once() -> None:
         "b": {"bias"},
     }
     module.requires_grad_(False)
-    with pytest.raises(fx.UsageError, match="module"):
-        ft.params_from_module(module)
+    refused(lambda: ft.params_from_module(module), "module")
 
 
-def test_half_precision_crosses_exactly() -> None:
-    module = Net().to(torch.bfloat16)
-    with torch.no_grad():
-        module.hidden.kernel.normal_()
-    params = ft.params_from_module(module)
-    assert params["hidden"]["kernel"].dtype == jnp.bfloat16
-    np.testing.assert_array_equal(params["hidden"]["kernel"].astype(np.float32), module.hidden.kernel.detach().float())
-    algorithm = ft.with_module(fx.fedadam(0.1, 0.1), module, cross_entropy)
-    own = [{"x": jnp.asarray(b["x"], jnp.bfloat16), "y": b["y"]} for b in batches(0)]
-    server = algorithm.init(params)
-    server, _, _ = fx.eager.run_round(algorithm, None, server, [algorithm.init_client(params)], [own])
-    assert {a.dtype for a in jax.tree.leaves(algorithm.params(server))} == {jnp.dtype(jnp.bfloat16)}
-    ft.load_params(module, algorithm.params(server))
-
-
-def test_parameters_that_do_not_fit_are_refused_and_nothing_is_loaded() -> None:
+def test_parameters_that_do_not_fit_are_refused_and_nothing_is_loaded():
     module = Net()
     good = jax.tree.map(np.asarray, ft.params_from_module(module))
     for wrong, name in (
@@ -83,11 +58,10 @@ def test_parameters_that_do_not_fit_are_refused_and_nothing_is_loaded() -> None:
         with pytest.raises(fx.UsageError, match=f"params .*{name}"):
             ft.load_params(module, wrong)
     jax.tree.map(np.testing.assert_array_equal, ft.params_from_module(module), good)
-    with pytest.raises(fx.UsageError, match="float64"):
-        ft.params_from_module(Net().double())
+    refused(lambda: ft.params_from_module(Net().double()), "float64")
 
 
-def test_a_gradient_shares_memory_both_ways_and_leaves_the_module_alone() -> None:
+def test_a_gradient_shares_memory_both_ways_and_leaves_the_module_alone():
     module, seen = Net(), []
 
     def remember(p):
@@ -103,7 +77,7 @@ def test_a_gradient_shares_memory_both_ways_and_leaves_the_module_alone() -> Non
 
 
 @pytest.mark.parametrize("algorithm", [fx.fedadam(0.1, 0.5), fx.fafed(0.1)], ids=["fedadam", "fafed"])
-def test_running_statistics_stay_with_their_client(algorithm) -> None:
+def test_running_statistics_stay_with_their_client(algorithm):
     module = NormNet()
     algorithm = ft.with_module(algorithm, module, cross_entropy)
     params = ft.params_from_module(module)
@@ -122,7 +96,7 @@ def test_running_statistics_stay_with_their_client(algorithm) -> None:
     assert not np.allclose(means[1], means[0]) and not np.allclose(means[1], means[2])
 
 
-def test_two_gradients_on_a_batch_share_its_randomness() -> None:
+def test_two_gradients_on_a_batch_share_its_randomness():
     module = NormNet()
     grad_fn, params, batch = ft.torch_grad_fn(module, cross_entropy), ft.params_from_module(module), batches(0)[0]
     first, second = grad_fn(params, batch), grad_fn(params, batch)
@@ -135,7 +109,7 @@ def test_two_gradients_on_a_batch_share_its_randomness() -> None:
     assert torch.equal(torch.rand(3), torch.manual_seed(5) and torch.rand(3)), "the caller's random numbers go on"
 
 
-def test_padding_is_not_part_of_a_batch() -> None:
+def test_padding_is_not_part_of_a_batch():
     module = Net()
     grad_fn, params, batch = ft.torch_grad_fn(module, cross_entropy), ft.params_from_module(module), batches(0)[0]
     n = len(batch["y"])

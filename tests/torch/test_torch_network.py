@@ -1,8 +1,6 @@
 """Clients that train with PyTorch on a real network compute what the simulation does with JAX."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,7 +76,7 @@ KINDS: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
+def federation(tmp_path_factory):
     work = tmp_path_factory.mktemp("federation")
     write_keys(work / "keys", make_keys(2))
     with LocalFederation(work, 2, time_limit=800) as running:
@@ -87,7 +85,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFedera
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_over_the_network_it_is_the_simulation_in_jax(federation: LocalFederation, tmp_path: Path, kind: str) -> None:
+def test_over_the_network_it_is_the_simulation_in_jax(federation, tmp_path, kind):
     algorithm, function, client_app, options = KINDS[kind]
     out, package = tmp_path / "run", tmp_path / "app" / "fedoptax_app"
     task = {"name": f"fedoptax_app.tasks:{function}"}

@@ -50,7 +50,7 @@ def train(module, optimizer, epochs):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_three_clients_compute_what_the_algorithm_does(name: str) -> None:
+def test_three_clients_compute_what_the_algorithm_does(name):
     algorithm, make_optimizer = OPTIMIZERS[name]
     with jax.enable_x64(True):
         modules = [net(PROBLEM, "float64") for _ in range(3)]
@@ -74,7 +74,7 @@ def test_three_clients_compute_what_the_algorithm_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_alone_it_learns_and_its_state_dict_continues_it_exactly(name: str) -> None:
+def test_alone_it_learns_and_its_state_dict_continues_it_exactly(name):
     module, twin = net(PROBLEM, "float32"), net(PROBLEM, "float32")
     optimizer, restored = OPTIMIZERS[name][1](module), OPTIMIZERS[name][1](twin)
     losses = train(module, optimizer, 20)
@@ -85,7 +85,7 @@ def test_alone_it_learns_and_its_state_dict_continues_it_exactly(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["STEM", "FAFED"])
-def test_both_gradients_of_a_step_share_their_randomness(name: str) -> None:
+def test_both_gradients_of_a_step_share_their_randomness(name):
     p = torch.nn.Parameter(torch.ones(6))
     optimizer = getattr(ft, name)([p], lr=0.1)
     drawn = []
@@ -118,6 +118,6 @@ def test_both_gradients_of_a_step_share_their_randomness(name: str) -> None:
         (lambda p: ft.FAFED(p, lr=1.0).step(), "closure"),
     ],
 )
-def test_wrong_arguments_are_named(make_optimizer, argument: str) -> None:
+def test_wrong_arguments_are_named(make_optimizer, argument):
     with pytest.raises(fx.UsageError, match=argument):
         make_optimizer([torch.nn.Parameter(torch.ones(2))])

@@ -1,7 +1,7 @@
 """`with_compression`: the coded fields, error feedback, independent rounding, the wire, nesting."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def _is_coded(node: Any) -> bool:
 
 
 @every
-def test_an_accurate_codec_changes_little_in_any_algorithm(name: str) -> None:
+def test_an_accurate_codec_changes_little_in_any_algorithm(name):
     """Half precision of the changes, with error feedback."""
     algorithm = ALL[name](0.05)
     coded = fx.with_compression(algorithm, HALF)
@@ -55,12 +55,12 @@ def coded_fields(algorithm: Any) -> set[str]:
     [("fafed", {"params", "m"}), ("scaffold", {"delta", "control_delta"}), ("mimelite", {"delta", "gradient"}),
      ("fedlamb", {"params"}), ("lookahead", {"delta"}), ("naive_adaptive", {"params"})],
 )  # fmt: skip
-def test_the_models_vectors_are_coded_and_second_moments_are_not(name: str, expected: set[str]) -> None:
+def test_the_models_vectors_are_coded_and_second_moments_are_not(name, expected):
     assert coded_fields(fx.with_compression(ALL[name](0.1), codecs.sign())) == expected
 
 
 @pytest.mark.long
-def test_fields_can_be_named_and_second_moments_stay_positive() -> None:
+def test_fields_can_be_named_and_second_moments_stay_positive():
     named = fx.with_compression(fx.fafed(0.1), codecs.qsgd(2, 4), fields=("v",))
     assert coded_fields(named) == {"v"}
     server, _, _ = federate(named, {"w": jnp.linspace(-1.0, 2.0, 16)}, DATA, 12)
@@ -69,31 +69,13 @@ def test_fields_can_be_named_and_second_moments_stay_positive() -> None:
         coded_fields(fx.with_compression(fx.fafed(0.1), codecs.sign(), fields=("nothing", "m")))
 
 
-def test_unknown_fields_are_refused_and_an_upload_without_fields_is_coded_whole() -> None:
-    class Strange(NamedTuple):
-        news: Any
-
-    def sending(make: Any) -> Any:
-        algorithm = sender()
-
-        def client_update(grad_fn: Any, message: Any, client: Any, batches: Any) -> Any:
-            return make(grad_fn(message.params, batches[0])[1]), client, jnp.zeros(())
-
-        return fx.with_compression(algorithm._replace(client_update=client_update), codecs.qsgd())
-
-    with pytest.raises(fx.UsageError, match=r"^fields must be among news, got "):
-        jax.eval_shape(lambda own: update(sending(Strange), sending(Strange).init(own), (), own), jnp.ones(64))
-    bare = sending(lambda news: news)
-    assert _is_coded(jax.eval_shape(lambda own: update(bare, bare.init(own), (), own)[0], jnp.ones(64)))
-
-
 # ---------------------------------------------------------------- error feedback
 
 
 @pytest.mark.parametrize(
     "codec", [codecs.topk(0.1), pytest.param(codecs.sign(), marks=pytest.mark.long)], ids=lambda c: c.name
 )
-def test_decoded_uploads_and_the_residual_sum_to_the_changes(codec: Any) -> None:
+def test_decoded_uploads_and_the_residual_sum_to_the_changes(codec):
     """Σ decoded + the last residual = Σ changes, for two leaves of which one is too small to code."""
     algorithm = fx.with_compression(sender(), codec)
     start = {"a": jnp.zeros((6, 10)), "b": jnp.zeros(1)}
@@ -110,7 +92,7 @@ def test_decoded_uploads_and_the_residual_sum_to_the_changes(codec: Any) -> None
     assert float(arrived["b"][0]) == 12
 
 
-def test_an_upload_that_is_not_finite_leaves_the_residual_untouched() -> None:
+def test_an_upload_that_is_not_finite_leaves_the_residual_untouched():
     algorithm = fx.with_compression(sender(), codecs.topk(0.2))
     server, client = algorithm.init(jnp.zeros(5)), algorithm.init_client(jnp.zeros(5))
     _, client = update(algorithm, server, client, leaf([3.0, 2.0, 1.0, 0.0, 0.0]))
@@ -122,7 +104,7 @@ def test_an_upload_that_is_not_finite_leaves_the_residual_untouched() -> None:
 # ---------------------------------------------------------------- random rounding
 
 
-def test_clients_and_rounds_are_rounded_independently() -> None:
+def test_clients_and_rounds_are_rounded_independently():
     """Equal changes of clients whose keys differ: the mean's error falls as 1/√|S|."""
     algorithm = fx.with_compression(sender(), codecs.qsgd(2, 64))
     own = 0.1 + jax.random.uniform(jax.random.key(1), (64,))
@@ -147,13 +129,13 @@ def test_clients_and_rounds_are_rounded_independently() -> None:
 # ---------------------------------------------------------------- what a node may send
 
 
-def test_places_outside_an_array_are_ignored() -> None:
+def test_places_outside_an_array_are_ignored():
     codec = codecs.topk(0.2)
     sent = {"values": leaf([1.0, 2.0]), "places": jnp.asarray([1000, 3], jnp.int32)}
     assert list(map(float, codec.decode(sent, 10))) == [0, 0, 0, 2, 0, 0, 0, 0, 0, 0]
 
 
-def test_an_algorithm_is_compressed_once() -> None:
+def test_an_algorithm_is_compressed_once():
     twice = fx.with_compression(fx.with_compression(sender(), codecs.qsgd()), codecs.qsgd())
     with pytest.raises(fx.UsageError, match=r"^algorithm"):
         jax.eval_shape(lambda own: update(twice, twice.init(own), (), own), jnp.ones(40))

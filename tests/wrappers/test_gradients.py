@@ -1,15 +1,11 @@
 """The wrappers of gradients: by hand, and around every algorithm."""
 
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 import optax
 import pytest
 
 from fedoptax import tree
 from fedoptax.algorithms import with_prox
-from fedoptax.algorithms.fafed import fafed
 from fedoptax.algorithms.fedopt import fedavg
 from fedoptax.errors import UsageError
 from fedoptax.wrappers import with_clipping
@@ -17,7 +13,7 @@ from small_rounds import ALL, close, every, federate, model, quadratic, scalars
 
 
 @every
-def test_prox_and_clipping_keep_everything_else(name: str) -> None:
+def test_prox_and_clipping_keep_everything_else(name):
     alg = ALL[name](0.05)
     data = [[(1.0, -1.0), (2.0, 0.5)], [(3.0, 2.0)]]
     plain = federate(alg, model(), data, 2)
@@ -33,23 +29,7 @@ def test_prox_and_clipping_keep_everything_else(name: str) -> None:
     assert float(optax.tree.norm(tree.sub(proxed[2][-1], plain[2][-1]))) > 1e-6
 
 
-def test_prox_changes_both_gradients_of_fafed_and_leaves_the_loss() -> None:
-    alg, points = fafed(0.1, 0.3), []
-
-    def spy(params: Any, batch: Any) -> tuple[jax.Array, Any]:
-        points.append(float(params["x"]))
-        return quadratic(params, batch)
-
-    message = alg.init(scalars(2.0))._replace(t=jnp.int32(1), m=scalars(1.0))
-    plain, _, loss = alg.client_update(spy, message, scalars(4.0), [(1.0, 0.0)])
-    prox, _, prox_loss = with_prox(alg, 3.0).client_update(spy, message, scalars(4.0), [(1.0, 0.0)])
-    assert points == [2.0, 4.0, 2.0, 4.0]
-    assert float(loss) == float(prox_loss) == 2.0
-    assert float(plain.m["x"]) == pytest.approx(2 + 0.7 * (1 - 4))
-    assert float(prox.m["x"]) == pytest.approx(2 + 0.7 * (1 - (4 + 3.0 * (4 - 2))))
-
-
-def test_clipping_by_hand() -> None:
+def test_clipping_by_hand():
     params = {"u": jnp.zeros(1), "v": jnp.zeros(1)}
     alg = with_clipping(fedavg(1.0), 0.5)
     grads = {"u": jnp.array([3.0]), "v": jnp.array([4.0])}
@@ -60,7 +40,7 @@ def test_clipping_by_hand() -> None:
     close(upload.delta, zero)
 
 
-def test_prox_needs_the_received_parameters() -> None:
+def test_prox_needs_the_received_parameters():
     alg = fedavg(0.1)
     bare = with_prox(alg._replace(broadcast=lambda server: server.params), 0.1)
     with pytest.raises(UsageError, match=r"^algorithm"):

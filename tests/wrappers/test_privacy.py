@@ -13,8 +13,9 @@ import fedoptax as fx
 from fedoptax import tree
 from fedoptax.algorithm import FedAlgorithm, decoded
 from fedoptax.wrappers.privacy import PrivateUpload, scale_into_ball, split_noise
+from refusals import refused
 from sending import a_round, leaf, sender, stacked_round
-from small_rounds import ALL, close, every, federate, model, quadratic, scalars
+from small_rounds import ALL, close, every, federate, model, scalars
 
 DELTA = 1e-5
 
@@ -28,7 +29,7 @@ def silent(algorithm: FedAlgorithm, clip: float = 1.0, **options: Any) -> FedAlg
 
 
 @pytest.mark.parametrize("norm", [0.0, 2.0, 2.0000002, 1e18])
-def test_all_leaves_are_clipped_together(norm: float) -> None:
+def test_all_leaves_are_clipped_together(norm):
     own = {"u": leaf([0.6 * norm, 0.0]), "v": {"w": leaf([[0.0], [-0.8 * norm]])}}
     algorithm = silent(sender(), 2.0)
     after = algorithm.params(a_round(algorithm, algorithm.init(tree.zeros_like(own)), [own])[0])
@@ -36,7 +37,7 @@ def test_all_leaves_are_clipped_together(norm: float) -> None:
     close(after, jax.tree.map(lambda a: shrink * np.asarray(a), own), rtol=1e-6, atol=0)
 
 
-def test_clipping_twice_changes_nothing_more() -> None:
+def test_clipping_twice_changes_nothing_more():
     rng = np.random.default_rng(3)
     for dtype in ("float32", "bfloat16", "float16"):
         for scale in (0.1, 1.0, 30.0):
@@ -60,21 +61,14 @@ def clipped_mean(own: jax.Array) -> jax.Array:
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(VECTOR, min_size=SIZE, max_size=SIZE), VECTOR, st.integers(0, SIZE - 1))
-def test_one_client_moves_the_mean_by_at_most_two_clips_over_the_cohort(own: Any, other: Any, i: int) -> None:
+def test_one_client_moves_the_mean_by_at_most_two_clips_over_the_cohort(own, other, i):
     before, after = np.array(own, np.float32), np.array(own, np.float32)
     after[i] = other
     moved = np.asarray(clipped_mean(after), np.float64) - np.asarray(clipped_mean(before), np.float64)
     assert np.linalg.norm(moved) <= 2 * 0.7 / SIZE * (1 + 1e-6)
 
 
-def test_the_bound_on_the_sensitivity_is_reached() -> None:
-    own = np.zeros((SIZE, DIMENSION), np.float32)
-    plus, minus = own.copy(), own.copy()
-    plus[1, 2], minus[1, 2] = 50, -50
-    assert np.linalg.norm(clipped_mean(plus) - clipped_mean(minus)) == pytest.approx(2 * 0.7 / SIZE, rel=1e-5)
-
-
-def test_the_server_clips_what_a_client_did_not() -> None:
+def test_the_server_clips_what_a_client_did_not():
     algorithm = silent(sender(), 0.7, target_quantile=0.5)
     for change, below in (([1e6, 0.0], 1e9), ([np.nan, 1.0], np.nan), ([np.inf, 1.0], -1e9)):
         seen = decoded(algorithm, PrivateUpload({"w": leaf(change)}, leaf(below)))
@@ -91,7 +85,7 @@ DATA = [[(1.0, -1.0), (2.0, 0.5)], [(3.0, 2.0)]]
 
 
 @every
-def test_without_noise_and_with_a_long_clip_nothing_changes(name: str) -> None:
+def test_without_noise_and_with_a_long_clip_nothing_changes(name):
     clip = 1e18  # longer than every change: v of `fedlamb_reset` grows about 500 times a round
     algorithm = ALL[name](0.05)
     if name in REFUSED:
@@ -105,28 +99,8 @@ def test_without_noise_and_with_a_long_clip_nothing_changes(name: str) -> None:
     close((server.inner, clients, path), (plain_server, plain_clients, plain_path), rtol=2e-4, atol=2e-4)
 
 
-def flat(parts: Any) -> np.ndarray:
-    return np.concatenate([np.ravel(np.asarray(a, np.float64)) for a in jax.tree.leaves(parts)])
-
-
-def test_one_round_of_fafed_against_numpy() -> None:
-    """A round after the first uploads new values of x, m, v: their changes are clipped together."""
-    plain, clip = fx.fafed(0.1, 0.3, rho=0.1), 0.05
-    private = silent(plain, clip)
-    server, clients, _ = federate(private, model(), DATA, 1)
-    message = plain.broadcast(server.inner)
-    known = flat(message[:3])
-    uploads = [plain.client_update(quadratic, message, client, own)[0] for client, own in zip(clients, DATA)]
-    changes = [flat(upload) - known for upload in uploads]
-    assert all(np.linalg.norm(change) > clip for change in changes)
-    x, m, v = np.split(known + np.mean([clip * c / np.linalg.norm(c) for c in changes], axis=0), 3)
-    after, _, _ = fx.eager.run_round(private, quadratic, server, clients, DATA)
-    close((flat(after.inner.m), flat(after.inner.v)), (m, np.maximum(v, 0)), rtol=1e-4, atol=1e-6)
-    close(flat(after.inner.params), x - 0.1 * m / (np.sqrt(np.maximum(v, 0)) + 0.1), rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["fafed", "local_adaalter", pytest.param("fedlamb", marks=[pytest.mark.long])])
-def test_noise_makes_no_second_moment_negative(name: str) -> None:
+def test_noise_makes_no_second_moment_negative(name):
     options: dict[str, Any] = {"nonnegative": ("client_opt_state",)} if name == "local_adaalter" else {}
     private = fx.with_privacy(ALL[name](0.01), 1.0, 3.0, DELTA, **options)
     server, _, path = federate(private, model(), DATA, 4)
@@ -138,26 +112,11 @@ def test_noise_makes_no_second_moment_negative(name: str) -> None:
         assert (values == 0).any()
 
 
-def test_a_layer_called_v_may_be_negative() -> None:
-    start = {"v": jnp.zeros(3)}
-    own = {"v": leaf([-0.1, 0.2, -0.3])}
-    private = silent(sender(), 5.0)
-    close(private.params(a_round(private, private.init(start), [own])[0]), own)
-
-
-def test_wrappers_of_gradients_nest_inside_and_outside() -> None:
-    base, data = fx.fedavg(0.05), [[(1.0, -1.0), (2.0, 0.5)]]
-    inside = silent(fx.with_prox(fx.with_clipping(base, 0.3), 2.0), 0.2)
-    outside = fx.with_prox(fx.with_clipping(silent(base, 0.2), 0.3), 2.0)
-    assert outside.weighting == "uniform" and outside.epsilon is not None and outside.decode is not None
-    close(federate(inside, model(), data, 3)[2], federate(outside, model(), data, 3)[2])
-
-
 # ---------------------------------------------------------------- adaptive clips
 
 
-@pytest.mark.parametrize(("noise", "rel"), [(0.0, 0.03), (1.0, 0.2)])
-def test_the_clip_converges_to_the_quantile_of_the_norms(noise: float, rel: float) -> None:
+@pytest.mark.parametrize(("noise", "rel"), [(0.0, 0.03), pytest.param(1.0, 0.2, marks=pytest.mark.long)])
+def test_the_clip_converges_to_the_quantile_of_the_norms(noise, rel):
     """41 clients with norms 10^(i/20): the clip starts 1000 times too short and ends where γ of them are below it."""
     norms = 10 ** (np.arange(41) / 20)
     own = {"w": leaf(np.stack([norms, 0 * norms], axis=1))}
@@ -171,7 +130,7 @@ def test_the_clip_converges_to_the_quantile_of_the_norms(noise: float, rel: floa
     assert clip == pytest.approx(np.quantile(norms, 0.7), rel=rel)
 
 
-def test_an_adaptive_round_by_hand() -> None:
+def test_an_adaptive_round_by_hand():
     algorithm = silent(sender(), 2.0, target_quantile=0.5, clip_lr=0.2)
     server = algorithm.init({"w": jnp.zeros(1)})
     assert float(algorithm.broadcast(server).added) == 2.0
@@ -180,7 +139,7 @@ def test_an_adaptive_round_by_hand() -> None:
     assert float(after.clip) == pytest.approx(2 * np.exp(-0.2 * (2 / 3 - 0.5)), rel=1e-6)
 
 
-def test_update_and_count_share_the_budget_of_the_noise_multiplier() -> None:
+def test_update_and_count_share_the_budget_of_the_noise_multiplier():
     """z⁻² = z_Δ⁻² + (2σ_b)⁻², and the paper's σ_b = |S|/20 where the cohort is large."""
     for z, bit_noise, size in ((1.0, None, 400), (1.0, None, 10), (0.3, 2.0, 10), (4.0, None, 10)):
         update, count = map(float, split_noise(z, bit_noise, jnp.float32(size)))
@@ -197,17 +156,15 @@ def test_update_and_count_share_the_budget_of_the_noise_multiplier() -> None:
 # ---------------------------------------------------------------- refusals
 
 
-def test_algorithms_that_cannot_be_private_are_refused_in_one_line() -> None:
+def test_algorithms_that_cannot_be_private_are_refused_in_one_line():
     private = silent(fx.fedavg(0.1))
     for coded in (private, fx.with_compression(fx.fedavg(0.1), fx.codecs.sign())):
-        with pytest.raises(fx.UsageError, match=r"^algorithm must not compress"):
-            silent(coded)
+        refused(lambda: silent(coded), "algorithm must not compress")  # noqa: B023
     lr, alpha = fx.fafed_schedule(0.1, 1.0, 1.0, 5.0)
-    with pytest.raises(fx.UsageError, match=r"^algorithm must only upload .* int32 at \.steps"):
-        federate(silent(fx.fafed(lr, alpha, rho=0.1)), scalars(1.0), DATA, 1)
+    counting = silent(fx.fafed(lr, alpha, rho=0.1))
+    refused(lambda: federate(counting, scalars(1.0), DATA, 1), "algorithm must only upload", "int32 at .steps")
 
 
-def test_a_missing_accountant_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_accountant_is_reported_at_once(monkeypatch):
     monkeypatch.setattr("fedoptax.wrappers.privacy.find_spec", lambda name: None)
-    with pytest.raises(fx.UsageError, match="dp-accounting"):
-        silent(fx.fedavg(0.1))
+    refused(lambda: silent(fx.fedavg(0.1)), "dp-accounting")

@@ -19,7 +19,7 @@ def gaussian_delta(eps: float, mu: float) -> float:
 
 
 @pytest.mark.parametrize(("z", "rounds"), [(1.0, 1), (4.0, 10), (20.0, 500), (0.5, 3)])
-def test_epsilon_is_exact_if_everyone_takes_part(z: float, rounds: int) -> None:
+def test_epsilon_is_exact_if_everyone_takes_part(z, rounds):
     """T rounds are one Gaussian mechanism with sensitivity 2C/|S| and T times the precision: μ = 2√T/z."""
     mu = 2 * math.sqrt(rounds) / z
     expected = optimize.brentq(lambda e: gaussian_delta(e, mu) - DELTA, 0, 500)
@@ -27,7 +27,7 @@ def test_epsilon_is_exact_if_everyone_takes_part(z: float, rounds: int) -> None:
 
 
 @pytest.mark.parametrize(("z", "cohort", "clients"), [(2.0, 10, 100), (1.0, 5, 1000), (4.0, 50, 100)])
-def test_epsilon_of_a_sampled_round_lies_between_known_bounds(z: float, cohort: int, clients: int) -> None:
+def test_epsilon_of_a_sampled_round_lies_between_known_bounds(z, cohort, clients):
     """Reached: all clients send +C, or one sends −C. Proved: Wang, Balle, Kasiviswanathan 2019, Theorem 9."""
     q, mu = cohort / clients, 2 / z
 
@@ -50,7 +50,7 @@ def test_epsilon_of_a_sampled_round_lies_between_known_bounds(z: float, cohort: 
     assert lower < epsilon(z, DELTA, 1, cohort, clients) <= min(proved(order) for order in range(2, 60))
 
 
-def test_the_accountant_takes_the_ratio_to_the_sensitivity() -> None:
+def test_the_accountant_takes_the_ratio_to_the_sensitivity():
     """Rényi divergence α/(2σ²) at a multiplier of σ under replace-one: halving z is ours to do, and only ours."""
     relation = NeighboringRelation.REPLACE_ONE
     for event in (GaussianDpEvent(1.5), SampledWithoutReplacementDpEvent(9, 9, GaussianDpEvent(1.5))):
@@ -62,15 +62,7 @@ def test_the_accountant_takes_the_ratio_to_the_sensitivity() -> None:
     assert epsilon(2.0, 1e-4, 60, 50, 1000) == pytest.approx(float(direct.get_epsilon(1e-4)))
 
 
-def test_more_rounds_cost_more_and_more_noise_or_clients_less() -> None:
-    spent = [epsilon(1.0, DELTA, r, 10, 500) for r in range(30)]
-    assert spent[0] == 0 and np.all(np.diff(spent) > 0)
-    assert epsilon(2.0, DELTA, 30, 10, 500) < epsilon(1.0, DELTA, 30, 10, 500) < epsilon(1.0, DELTA, 30, 20, 500)
-    assert epsilon(1.0, DELTA, 30, 10, 500) < epsilon(1.0, 1e-7, 30, 10, 500)
-    assert epsilon(0.0, DELTA, 1, 10, 500) == math.inf and epsilon(0.0, DELTA, 0, 10, 500) == 0
-
-
 @pytest.mark.parametrize(("z", "cohort"), [(0.05, 10), (1.0, 99), (0.01, 50)])
-def test_sampling_never_costs(z: float, cohort: int) -> None:
+def test_sampling_never_costs(z, cohort):
     """Where the sampled bound is loose, that of everyone holds."""
     assert epsilon(z, DELTA, 20, cohort, 100) <= epsilon(z, DELTA, 20, 100, 100)
