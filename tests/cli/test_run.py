@@ -1,4 +1,4 @@
-"""run, resume, compare, report and list on the command line, with the files that they write."""
+"""run, resume, compare, report, list and bytes on the command line, with the files that they write."""
 
 import contextlib
 import io
@@ -65,11 +65,14 @@ def test_resume_continues_a_run_and_run_does_not_overwrite_it(finished, capsys):
     assert [row["round"] for row in read_rows(Path(out))] == [1, 2, 3, 4, 5]
 
 
-def test_bytes_are_those_of_the_messages(finished):
-    config, summary = (json.loads((finished[0] / f"{name}.json").read_text()) for name in ("config", "summary"))
+def test_bytes_are_those_of_the_run(finished, capsys):
+    options = ["--task", "digits", "--model", "logistic", "--cohort-size", "3", "--rounds", "4"]
+    assert fedoptax("bytes", *options, "--algorithm", "fedadam", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)
     size = 4 * (64 * 10 + 10)
-    assert config["bytes"] == {"down_per_client": size, "up_per_client": size}
-    assert sum(done["bytes_up"] for done in read_rows(finished[0])) == summary["bytes_down"] == 12 * size
+    assert (row["down_per_client"], row["up_per_round"], row["up_total"]) == (size, 3 * size, 12 * size)
+    assert sum(done["bytes_up"] for done in read_rows(finished[0])) == row["up_total"]
+    assert json.loads((finished[0] / "summary.json").read_text())["bytes_down"] == row["down_total"]
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -132,7 +135,7 @@ def test_a_function_is_a_task_whose_tuned_rates_are_compared(tmp_path, monkeypat
 
 def test_help_shows_commands_and_an_example_of_each(capsys):
     assert fedoptax("--version") == 0 and capsys.readouterr().out.startswith("fedoptax ")
-    for group, commands in (("", "run compare resume report list"), ("data", "fetch check partition")):
+    for group, commands in (("", "run compare resume report list bytes"), ("data", "fetch check partition")):
         assert fedoptax(*group.split()) == 0
         shown = capsys.readouterr().out
         for command in commands.split():

@@ -5,16 +5,9 @@ from __future__ import annotations
 import json
 import math
 import sys
-import textwrap
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from fedoptax.cli.options import List
-from fedoptax.experiments.presets import PAPERS
-from fedoptax.names import summarize_algorithms
-from fedoptax.tasks import TASKS
 
 if TYPE_CHECKING:
     from fedoptax.tasks.task import Task
@@ -76,29 +69,3 @@ def print_table(rows: list[list[str]], left: bool = False) -> None:
     for row in rows:
         cells = (f"{cell:{'<' if left or i == 0 else '>'}{width}}" for i, (cell, width) in enumerate(zip(row, widths)))
         print("  ".join(cells).rstrip())
-
-
-def list_names(options: List) -> None:
-    """Print the tasks, the algorithms or the papers' settings."""
-    rows: list[dict[str, Any]] = []
-    if options.what == "tasks":
-        for name, recipe in TASKS.items():
-            row: dict[str, Any] = {"name": name, "summary": recipe.summary, "model": recipe.model}
-            row |= {"models": list(recipe.models), "num_clients": recipe.num_clients}
-            row["partitions"] = list(recipe.partitions)
-            row["options"] = {option: kind.__name__ for option, kind in recipe.option_types().items()}
-            row["presets"] = [f"paper:{setting}" for setting in PAPERS.get(name, {})]
-            rows.append({**row, **recipe.defaults})
-    elif options.what == "presets":
-        rows = [
-            {**asdict(setting), "name": f"{task} paper:{name}", "summary": f"{setting.source}; {setting.convention}"}
-            for task, settings in PAPERS.items()
-            for name, setting in settings.items()
-        ]
-    else:
-        rows = [{"name": name, "summary": summary} for name, summary in summarize_algorithms().items()]
-    if options.json:
-        print(json.dumps(rows, indent=1))
-    else:
-        for row in rows:
-            print(textwrap.fill(f"{row['name']:<17}  {row['summary']}", 80, subsequent_indent=" " * 19))
