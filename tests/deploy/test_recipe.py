@@ -110,8 +110,8 @@ def hosts(tmp_path):
 
 
 def test_the_recipe_runs_as_it_is_written_and_survives_a_killed_superlink(hosts):
-    assert [host for host, _ in BLOCKS] == ["node a", "node b", *["server"] * 4, "node a", "node b", *["server"] * 3]
-    key_a, key_b, init, superlink, proxy, register, node_a, node_b, run, resume, evaluate = BLOCKS
+    assert [host for host, _ in BLOCKS] == ["node a", "node b", *["server"] * 4, "node a", "node b", *["server"] * 4]
+    key_a, key_b, init, superlink, proxy, register, node_a, node_b, run, resume, status, evaluate = BLOCKS
     server, out = hosts.home("server"), hosts.home("server") / "federation" / "runs" / "a"
 
     for host, script in (key_a, key_b):
@@ -139,6 +139,7 @@ def test_the_recipe_runs_as_it_is_written_and_survives_a_killed_superlink(hosts)
     told = hosts.run(*resume)  # with the nodes as they are
     assert "completed after round 10 of 10" in told, told
     assert all(process.poll() is None for process, _ in nodes)
+    assert "completed: 10 of 10 rounds are done" in hosts.run(*status)
 
     command = re.search("the same in simulation: fedoptax (.*)", told)
     assert command and fedoptax(*shlex.split(command[1]), "--out", hosts.work / "simulated") == 0

@@ -11,8 +11,7 @@ from fedoptax._progress import status
 from fedoptax.cli.options import Check, Describe, Fetch, Partition
 from fedoptax.cli.printing import print_table
 from fedoptax.cli.setup import load, new_folder, task_arguments
-from fedoptax.data import check as checking
-from fedoptax.data import fetch as fetching
+from fedoptax.data import check as published
 from fedoptax.data.describe import describe_target, find_faults, infer_file
 from fedoptax.data.heterogeneity import client_table, measures
 from fedoptax.data.readers import TABLES, read_frame
@@ -28,7 +27,7 @@ SHOWN = 10  # clients in the printed table; all are in the file
 
 def fetch(options: Fetch) -> None:
     """Download a data set and print its folder."""
-    print(f"{options.name}: {fetching.fetch(options.name, options.data_dir)}")
+    print(f"{options.name}: {published.fetch(options.name, options.data_dir)}")
 
 
 def check(options: Check) -> None:
@@ -36,13 +35,13 @@ def check(options: Check) -> None:
     reports = {}
     for name in options.names or list(DATA_SETS):
         with status(f"checking {name}"):
-            reports[name] = checking.check(name, options.data_dir)
+            reports[name] = published.check(name, options.data_dir)
     if options.json:
         print(json.dumps({name: [row._asdict() for row in rows] for name, rows in reports.items()}, indent=1))
     else:
         lines = [[name, *row] for name, rows in reports.items() for row in rows]
-        print_table([["data set", "file", "status", "detail"], *lines, ["", *checking.cache_row()]], left=True)
-    if options.names and (incomplete := [name for name, rows in reports.items() if not checking.is_complete(rows)]):
+        print_table([["data set", "file", "status", "detail"], *lines, ["", *published.cache_row()]], left=True)
+    if options.names and (incomplete := [name for name, rows in reports.items() if not published.is_complete(rows)]):
         raise RunError(f"incomplete: {', '.join(incomplete)}")
 
 

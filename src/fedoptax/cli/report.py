@@ -14,9 +14,9 @@ from fedoptax.experiments.comparison import Compared
 from fedoptax.experiments.parsing import format_value
 from fedoptax.experiments.tuning import SearchResult, split_weighting
 from fedoptax.report import final_table, load_runs, write_report
+from fedoptax.report.report import find_verdicts
 from fedoptax.report.searches import edge_warnings, load_searches
 from fedoptax.report.tables import short_table
-from fedoptax.report.verdicts import find_verdicts
 from fedoptax.report.words import format_number, format_setting
 from fedoptax.storage.history import read_lines
 

@@ -185,14 +185,22 @@ class LocalFederation:
 
 
 def stop(started: list[Process]) -> None:
-    """End processes and their children: by SIGTERM, and after `GRACE` seconds by force."""
+    """End processes and their children: by SIGTERM, and after `GRACE` seconds by force.
+
+    Those without children come first: a ServerApp that still writes its run's end is killed when its parent ends.
+    """
     running = [psutil.Process(process.pid) for process in started if process.poll() is None]
-    left = [*running, *(child for process in running for child in process.children(recursive=True))]
-    for end, seconds in ((psutil.Process.terminate, GRACE), (psutil.Process.kill, None)):
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                end(process)
-        _, left = psutil.wait_procs(left, timeout=seconds)
+    running += [child for process in running for child in process.children(recursive=True)]
+    parents = set()
+    for process in running:
+        with suppress(psutil.NoSuchProcess):
+            parents.add(process.ppid())
+    for left in ([each for each in running if each.pid not in parents], running):
+        for end, seconds in ((psutil.Process.terminate, GRACE), (psutil.Process.kill, None)):
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    end(process)
+            _, left = psutil.wait_procs(left, timeout=seconds)
     for child in started:
         child.wait()
 
