@@ -175,7 +175,7 @@ def test_a_resumed_run_keeps_its_app_and_its_rounds(tmp_path, capsys):
         port = server.getsockname()[1]
         assert fedoptax("deploy", "local", "--resume", out, "--port", port, "--start-timeout", 30) == 1
     assert f"--resume {out} --rounds 8" in capsys.readouterr().err
-    assert processes_of(tmp_path) == {}
+    wait_until(lambda: not processes_of(tmp_path), 10, "the processes end")
 
 
 def test_a_run_that_cannot_begin_does_not_pass_for_the_completed_one_before(tmp_path, monkeypatch, capsys):
@@ -229,7 +229,7 @@ def test_ctrl_c_and_a_killed_server_lose_no_round_and_leave_no_process(tmp_path)
     _, error = first.communicate(timeout=60)
     assert first.returncode == 130, error
     assert "stopped after round" in error and f"--resume {out}" in error
-    assert processes_of(work) == {}
+    wait_until(lambda: not processes_of(work), 10, "the processes end")
     assert read_json(out / "summary.json")["status"] == "interrupted"
 
     second = start("--resume", str(out))
@@ -239,12 +239,12 @@ def test_ctrl_c_and_a_killed_server_lose_no_round_and_leave_no_process(tmp_path)
     os.kill(server, signal.SIGKILL)
     _, error = second.communicate(timeout=300)
     assert second.returncode == 1 and f"--resume {out}" in error, error
-    assert processes_of(work) == {}
+    wait_until(lambda: not processes_of(work), 10, "the processes end")
     assert read_json(out / "summary.json")["rounds_done"] == max(rounds_of(out)) >= 2
 
     third = start("--resume", str(out), "--json")
     text, error = third.communicate(timeout=600)
     assert third.returncode == 0, error
     assert '"rounds_done": 5' in text
-    assert processes_of(work) == {}
+    wait_until(lambda: not processes_of(work), 10, "the processes end")
     assert_params(out, expected_params(given, [line["accepted"] for line in network_lines(out)]))

@@ -39,7 +39,7 @@ def test_a_round_over_the_network_is_the_simulation_and_leaves_no_process(tmp_pa
     algorithm = ["--algorithm", "fedadam", "--set", "client_lr=0.1", "--set", "server_lr=0.1", "--rounds", 1]
     limits = ["--time-limit", 600, "--wait-limit", 500]
     assert fedoptax("deploy", "local", *task, *algorithm, *limits, "--out", out, "--json") == 0
-    assert processes_of(tmp_path) == {}
+    wait_until(lambda: not processes_of(tmp_path), 10, "the processes end")
     text, told = capsys.readouterr()
     command = re.search("the same in simulation: fedoptax (.*)", told)
     assert "round 1 of 1: test_accuracy" in told
@@ -60,7 +60,7 @@ def federation(tmp_path_factory):
     write_keys(work / "keys", make_keys(3))
     with LocalFederation(work, 3, time_limit=1100) as running:
         yield running
-    assert processes_of(work) == {}
+    wait_until(lambda: not processes_of(work), 10, "the processes end")
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_faulty_and_dying_nodes_are_left_out_and_the_rest_is_exact(tmp_path):
         federation.start_node(2)
         wait_until(has_returned, 240, "the return of the killed node")
         federation.run(tmp_path / "app", tmp_path / "resume.toml", tmp_path / "log2.txt", lambda: None)
-    assert processes_of(tmp_path) == {}
+    wait_until(lambda: not processes_of(tmp_path), 10, "the processes end")
     lines = network_lines(out)
     faults = {(line["round"] - 1, fault["partition"]): fault["reason"] for line in lines for fault in line["faults"]}
     wanted = {

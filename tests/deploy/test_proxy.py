@@ -89,4 +89,4 @@ def test_address_and_ca_let_nobody_register_run_or_stop(tmp_path):
         federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
         assert marker.exists()  # the operator's app does run at the node, through the proxy
         assert read_json(tmp_path / "run" / "summary.json")["status"] == "completed"
-    assert processes_of(tmp_path) == {}
+    wait_until(lambda: not processes_of(tmp_path), 10, "the processes end")

@@ -187,22 +187,31 @@ class LocalFederation:
 def stop(started: list[Process]) -> None:
     """End processes and their children: by SIGTERM, and after `GRACE` seconds by force.
 
-    Those without children come first: a ServerApp that still writes its run's end is killed when its parent ends.
+    ServerApps come first: one that still writes the end of its run is killed when its parent ends.
     """
     running = [psutil.Process(process.pid) for process in started if process.poll() is None]
-    running += [child for process in running for child in process.children(recursive=True)]
-    parents = set()
-    for process in running:
+    left = [*running, *(child for process in running for child in process.children(recursive=True))]
+    servers = [process for process in left if is_server_app(process)]
+    for process in servers:
         with suppress(psutil.NoSuchProcess):
-            parents.add(process.ppid())
-    for left in ([each for each in running if each.pid not in parents], running):
-        for end, seconds in ((psutil.Process.terminate, GRACE), (psutil.Process.kill, None)):
-            for process in left:
-                with suppress(psutil.NoSuchProcess):
-                    end(process)
-            _, left = psutil.wait_procs(left, timeout=seconds)
+            process.terminate()
+    end = time.monotonic() + GRACE
+    while any(map(is_server_app, servers)) and time.monotonic() < end:
+        time.sleep(0.1)
+    for ask, seconds in ((psutil.Process.terminate, GRACE), (psutil.Process.kill, None)):
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                ask(process)
+        _, left = psutil.wait_procs(left, timeout=seconds)
     for child in started:
         child.wait()
+
+
+def is_server_app(process: psutil.Process) -> bool:
+    """Return whether a process runs a ServerApp, and has not ended."""
+    with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        return any(word.endswith("flwr-serverapp") for word in process.cmdline()[:2])
+    return False
 
 
 def free_ports(count: int) -> list[int]:
