@@ -82,7 +82,7 @@ class Watch:
             self.saved_params = jax.tree.map(np.array, params())  # a copy: the program donates its buffers
 
     def saved_state(self, server: Tree) -> Tree:
-        """Return what checkpoints hold besides client states: the server's state, and the best parameters if kept."""
+        """Return what checkpoints hold besides client states: the server's state, and the best parameters, or None."""
         return (server, self.saved_params) if self.keeps else server
 
     def stop_message(self) -> str | None:

@@ -227,7 +227,7 @@ def epsilon(noise_multiplier: Number, delta: float, rounds: int, cohort_size: in
 
 @lru_cache(maxsize=64)
 def _renyi(ratio: float, cohort_size: int, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """Orders, and the Rényi divergences of one round at them; half a second, so kept."""
+    """Orders, and the Rényi divergences of one round at them; cached, as they take half a second."""
     import dp_accounting
 
     noise = dp_accounting.GaussianDpEvent(ratio)
