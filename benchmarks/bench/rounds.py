@@ -1,7 +1,8 @@
-"""Times one case of the benchmark and prints it as a line of JSON: `python rounds.py CASE`.
+"""Times one case of the benchmark and prints it as a line of JSON: `python rounds.py CASE [--profile]`.
 
 A timed call is a whole `fx.run` of some rounds with sampling, gathering and history. The first call, which compiles, is
-timed apart. Every core is a device, as on the command line.
+timed apart. Every core is a device, as on the command line. With --profile, on a GPU, a table of the kernels that take
+most of a round goes before it.
 """
 
 import json
@@ -9,9 +10,12 @@ import os
 import resource
 import statistics
 import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,17 +23,18 @@ import jax
 jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 
 import numpy as np  # noqa: E402
-from shapes import ALGORITHM, RAGGED_BATCH, SHAPES, image_task, ragged_sizes, task_of  # noqa: E402
+from shapes import ALGORITHM, RAGGED_BATCH, SHAPES, image_task, ragged_sizes, task_of, work  # noqa: E402
 
 import fedoptax as fx  # noqa: E402
 
-CALL_SECONDS = 2.5  # of a timed call: to begin and end a run takes some hundredths of a second
-REPEATS = 5
+IS_CPU = jax.default_backend() == "cpu"
+CALL_SECONDS = 2.5 if IS_CPU else 0.5  # of a timed call: to begin and end a run takes some hundredths of a second
+REPEATS = 5 if IS_CPU else 3
 
 
-def time_shape(name: str) -> dict[str, float]:
+def time_shape(name: str, dtype: str = "float32") -> dict[str, float]:
     """The rounds that the peers are timed on."""
-    task = task_of(name)
+    task = fx.with_compute_dtype(task_of(name), dtype)
     return time_runs(lambda rounds: fx.run(task, ALGORITHM, rounds=rounds, **options_of(name)))
 
 
@@ -91,7 +96,11 @@ def time_runs(run: Callable[[int], object], rounds: int | None = None) -> dict[s
     two = seconds_of(lambda: run(2))
     rounds = rounds or int(np.clip(CALL_SECONDS / (two / 2), 2, 400))
     run(rounds)
-    times = [seconds_of(lambda: run(rounds)) for _ in range(REPEATS)]
+    with work.turn():
+        two = min(two, seconds_of(lambda: run(2)))
+        times = [seconds_of(lambda: run(rounds)) for _ in range(REPEATS)]
+        if "--profile" in sys.argv:
+            print_kernels(lambda: run(2), 2)
     median = statistics.median(times)
     each = (median - two) / (rounds - 2) if rounds > 2 else two / 2
     return {
@@ -104,14 +113,33 @@ def time_runs(run: Callable[[int], object], rounds: int | None = None) -> dict[s
     }
 
 
-def seconds_of(work: Callable[[], object]) -> float:
+def seconds_of(call: Callable[[], object]) -> float:
     begin = time.perf_counter()
-    work()
+    call()
     return time.perf_counter() - begin
+
+
+def print_kernels(call: Callable[[], object], rounds: int, rows: int = 12) -> None:
+    """Print the milliseconds per round of a GPU's kernels, the longest first."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            call()
+        (file,) = Path(folder).rglob("*.xplane.pb")
+        planes = jax.profiler.ProfileData.from_file(str(file)).planes
+        lines = [line for plane in planes if "GPU" in plane.name for line in plane.lines if "Stream" in line.name]
+        spent, calls = Counter[str](), Counter[str]()
+        for event in (event for line in lines for event in line.events):
+            spent[event.name] += event.duration_ns / 1e6 / rounds
+            calls[event.name] += 1
+    totals = f"ms per round, of {spent.total():.2f} | launches, of {calls.total() / rounds:.0f}"
+    print(f"| kernel | {totals} |\n| --- | --- | --- |")
+    for name, ms in spent.most_common(rows):
+        print(f"| {name[:90]} | {ms:.3f} | {calls[name] / rounds:.0f} |")
 
 
 CASES: dict[str, Callable[[], dict[str, float]]] = {
     **{name: partial(time_shape, name) for name in SHAPES},
+    **{f"{name}-bfloat16": partial(time_shape, name, "bfloat16") for name in SHAPES},
     **{f"{kind}-{cohort}": partial(time_clients, kind, cohort) for kind in ("ragged", "equal") for cohort in (10, 100)},
     "states-fedavg-device": partial(time_states, "fedavg", "device"),
     "states-scaffold-device": partial(time_states, "scaffold", "device"),
@@ -122,6 +150,6 @@ CASES: dict[str, Callable[[], dict[str, float]]] = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in CASES:
-        sys.exit(f"usage: python rounds.py CASE, one of {', '.join(CASES)}")
+    if len(sys.argv) < 2 or sys.argv[1] not in CASES or sys.argv[2:] not in ([], ["--profile"]):
+        sys.exit(f"usage: python rounds.py CASE [--profile], one of {', '.join(CASES)}")
     print(json.dumps(CASES[sys.argv[1]]()))

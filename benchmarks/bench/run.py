@@ -7,9 +7,13 @@
 Each peer runs its script in `peers/` in an environment of its own, `.venv-peer-NAME` (`make bench-peers`; both of
 PyTorch share one), or else in this one if it has the package: on a CPU with one thread and with all of them, of which
 the better counts. `--baseline` is a checkout with this benchmark whose rounds are timed in turn with this one's.
+
+On a GPU the shapes' rounds are timed in bfloat16, too, with the kernels that take most of them. Their processes and the
+peers' are started together: they compile side by side, and then take turns to be timed (`work.turn`).
 """
 
 import argparse
+import fcntl
 import json
 import os
 import platform
@@ -18,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,10 +30,11 @@ from shutil import which
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-SHAPES = ("mlp", "cnn", "tiny", "lstm")
+HAS_GPU = which("nvidia-smi") is not None
+SHAPES = ("mlp", "cnn", "tiny", "lstm", "resnet18") if HAS_GPU else ("mlp", "cnn", "tiny", "lstm")
 PEERS = {
-    "torch": ("torch", SHAPES),
-    "torch_func": ("torch", SHAPES),
+    "torch": ("torch", ("mlp", "cnn", "tiny", "lstm")),
+    "torch_func": ("torch", ("mlp", "cnn", "tiny", "lstm")),
     "pfl": ("pfl", ("mlp", "cnn", "tiny")),
     "fedjax": ("fedjax", ("mlp", "cnn", "tiny")),
     "flower": ("flwr", ("mlp", "cnn", "tiny")),
@@ -63,11 +69,13 @@ def main() -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     page = given.out / f"bench-{os.cpu_count()}cpu-{platform.machine()}-{time.strftime('%Y-%m-%d-%H%M')}.md"
     text = heading(parts, peers, given.baseline)
+    if HAS_GPU and not given.baseline:
+        run_together([part for part in parts if part in SHAPES], peers)
     for part in parts:
         if part in SHAPES:
             section = against_peers(part, [name for name in peers if part in PEERS[name][1]], given)
         elif part == "start":
-            section = start()
+            section = time_starts()
         else:
             section = table([["case", *COLUMNS], *(row for case in OTHERS[part] for row in in_turn(case, given))])
         print(f"{part}\n\n{section}", flush=True)
@@ -80,19 +88,69 @@ def main() -> int:
 COLUMNS = ("ms per round", "after / before", "first call, s", "begin and end, s", "peak MB", "times FedAvg")
 
 
+Ended = tuple[int, str, str]  # status, output, errors
+_ended: dict[tuple[str, ...], Ended] = {}
+_kernels: dict[str, str] = {}
+"""By case: a table of the kernels of its last run, if it ran on a GPU."""
+
+
+def run_together(shapes: list[str], peers: list[str]) -> None:
+    """Run these shapes and peers side by side, each with a shared lock on one file that it holds until it is warm."""
+    memory = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # else the first process takes most of the GPU's
+    commands = [(case_command(case), HERE, case_env(ROOT) | memory) for s in shapes for case in (s, f"{s}-bfloat16")]
+    for shape, peer in ((shape, peer) for shape in shapes for peer in peers if shape in PEERS[peer][1]):
+        if (python := peer_python(peer)) is not None:
+            commands.append((peer_command(python, peer, shape), HERE / "peers", {}))
+    running = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for command, cwd, env in commands:
+            with (Path(folder) / "turn").open("w") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+                running[tuple(command)] = start(command, cwd, env | {"BENCH_TURN": str(file.fileno())}, file.fileno())
+        for key, process in running.items():
+            _ended[key] = finish(process)
+
+
+def run(command: list[str], cwd: Path, env: dict[str, str]) -> Ended:
+    """How a command ended that was run together with others, or else is run now."""
+    return _ended.pop(tuple(command), None) or finish(start(command, cwd, env))
+
+
+def start(command: list[str], cwd: Path, env: dict[str, str], *files: int) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=cwd, env=os.environ | env, pass_fds=files, **pipes)
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 900) -> Ended:
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return 1, "", f"no answer within {seconds:.0f} s"
+    return process.returncode, out, err
+
+
+def case_command(case: str) -> list[str]:
+    return [sys.executable, "rounds.py", case, *(["--profile"] if HAS_GPU else [])]
+
+
+def case_env(checkout: Path) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join([str(checkout / "src"), os.environ.get("PYTHONPATH", "")])}
+
+
+def peer_command(python: Path, name: str, shape: str) -> list[str]:
+    return [str(python), f"run_{name}.py", shape]
+
+
 def time_case(case: str, checkout: Path) -> Times:
     """The times of one case in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "rounds.py", case],
-        cwd=checkout / "benchmarks" / "bench",
-        env=os.environ | {"PYTHONPATH": str(checkout / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(f"{case} in {checkout} failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    status, out, err = run(case_command(case), checkout / "benchmarks" / "bench", case_env(checkout))
+    if status:
+        raise SystemExit(f"{case} in {checkout} failed: {err[-2000:]}")
+    *kernels, times = out.splitlines()
+    _kernels[case] = "\n".join(kernels)
+    return json.loads(times)
 
 
 def median(times: list[Times]) -> Times:
@@ -130,20 +188,25 @@ def against_peers(shape: str, peers: list[str], given: argparse.Namespace) -> st
     from shapes import flops
 
     ours, before = measure(shape, given)
-    limit = flops(shape) / matmul_rate() * 1e3
+    narrow = time_case(f"{shape}-bfloat16", ROOT) if HAS_GPU else None
     rows = [["who", "ms per round", "times fedoptax", "first call, s", "peak MB"]]
-    for name, times in (("fedoptax", ours), ("fedoptax, before", before)):
+    for name, times in (("fedoptax", ours), ("fedoptax, before", before), ("fedoptax, bfloat16", narrow)):
         if times is not None:
             ratio = f"{times['ms'] / ours['ms']:.2f}"
             first, peak = f"{times['first_call_seconds']:.1f}", f"{times['peak_mb']:.0f}"
             rows.append([name, f"{times['ms']:.2f}", ratio, first, peak])
-    rows.append(["its multiplications alone", f"{limit:.2f}", f"{limit / ours['ms']:.2f}", "", ""])
+    for dtype in ("float32", "bfloat16") if HAS_GPU else ("float32",):
+        limit = flops(shape) / matmul_rate(dtype) * 1e3
+        rows.append([f"its multiplications alone, {dtype}", f"{limit:.2f}", f"{limit / ours['ms']:.2f}", "", ""])
     for name in peers:
         ms, error = time_peer(name, shape)
         rows.append(
             [name, error if ms is None else f"{ms:.2f}", "" if ms is None else f"{ms / ours['ms']:.2f}", "", ""]
         )
-    return table(rows)
+    kernels = [
+        f"\nKernels, {case}:\n\n{_kernels[case]}\n" for case in (shape, f"{shape}-bfloat16") if _kernels.get(case)
+    ]
+    return table(rows) + "".join(kernels)
 
 
 def time_peer(name: str, shape: str) -> tuple[float | None, str]:
@@ -152,28 +215,17 @@ def time_peer(name: str, shape: str) -> tuple[float | None, str]:
     if python is None:
         return None, "not installed (make bench-peers)"
     found, error = [], ""
-    choices = [{}] if which("nvidia-smi") else [{}, ONE_THREAD]  # with a GPU it hardly matters, and time is short
+    choices = [{}] if HAS_GPU else [{}, ONE_THREAD]  # with a GPU it hardly matters, and time is short
     if name == "pfl":  # whose sampler spins: never with all threads
         choices = [ONE_THREAD]
     for threads in choices:
-        try:
-            done = subprocess.run(
-                [str(python), f"run_{name}.py", shape],
-                cwd=HERE / "peers",
-                env=os.environ | threads | {"RAY_USAGE_STATS_ENABLED": "0"},
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=900,
-            )
-        except subprocess.TimeoutExpired:
-            error = "no answer within 900 s"
-            continue
-        lines = [line.split() for line in done.stdout.splitlines() if line.startswith("milliseconds ")]
+        env = threads | {"RAY_USAGE_STATS_ENABLED": "0"}
+        status, out, err = run(peer_command(python, name, shape), HERE / "peers", env)
+        lines = [line.split() for line in out.splitlines() if line.startswith("milliseconds ")]
         if lines:
             found.append(float(lines[-1][1]))
         else:
-            error = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1][:200]
+            error = (err.strip().splitlines() or [f"status {status}"])[-1][:200]
     return (min(found), "") if found else (None, f"failed: {error}")
 
 
@@ -186,12 +238,13 @@ def peer_python(name: str) -> Path | None:
     return Path(sys.executable) if find_spec(package) else None
 
 
-def matmul_rate() -> float:
-    """Floating-point operations per second of a large float32 matrix multiply in XLA, the median."""
-    code = """
+@cache
+def matmul_rate(dtype: str) -> float:
+    """Floating-point operations per second of a large matrix multiply in XLA, the median."""
+    code = f"""
 import statistics, time, jax
-n = 2048
-a = jax.random.normal(jax.random.key(0), (n, n)); f = jax.jit(lambda a: a @ a); f(a).block_until_ready()
+n = 2048 if jax.default_backend() == "cpu" else 8192
+a = jax.random.normal(jax.random.key(0), (n, n), "{dtype}"); f = jax.jit(lambda a: a @ a); f(a).block_until_ready()
 seconds = []
 for _ in range(30):
     begin = time.perf_counter(); f(a).block_until_ready(); seconds.append(time.perf_counter() - begin)
@@ -200,7 +253,7 @@ print(2 * n**3 / statistics.median(seconds))
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
-def start() -> str:
+def time_starts() -> str:
     """What a user waits for: import, help, and the first round of a run on MNIST."""
     program = str(Path(sys.executable).with_name("fedoptax"))
     data = {"FEDOPTAX_DATA": os.environ.get("FEDOPTAX_DATA", str(ROOT.parent / "shared" / "data"))}
@@ -210,9 +263,9 @@ def start() -> str:
     rows = [["command", "seconds, median of 5"]]
     rows.append(["import fedoptax", command_seconds([sys.executable, "-c", "import fedoptax"], {})])
     rows.append(["fedoptax --help", command_seconds([program, "--help"], {})])
-    for title, cache in (("one round on MNIST, compiled", "{n}"), ("one round on MNIST, from the cache", "kept")):
+    for title, kind in (("one round on MNIST, compiled", "{n}"), ("one round on MNIST, from the cache", "kept")):
         with tempfile.TemporaryDirectory() as folder:
-            env = data | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/cache-{cache}"}
+            env = data | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/cache-{kind}"}
             rows.append([title, command_seconds([*run, f"{folder}/run-{{n}}"], env)])
     return table(rows)
 

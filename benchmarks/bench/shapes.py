@@ -1,10 +1,11 @@
 """The work that is timed: synthetic examples of fixed shapes, the same as the peers get, and its floating-point work.
 
-In mlp, cnn, tiny and lstm all clients take part in every round, for one epoch. `ragged` has clients of log-normal
-sizes, of which a cohort is drawn.
+In mlp, cnn, tiny, lstm and resnet18 (AFO's, whose stages keep their resolution) all clients take part in every round,
+for one epoch. `ragged` has clients of log-normal sizes, of which a cohort is drawn.
 """
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import fedoptax as fx
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 import work
 
-from fedoptax.models import functional, logistic, mlp, shakespeare_rnn
+from fedoptax.models import functional, logistic, mlp, resnet18, shakespeare_rnn
 from fedoptax.models.layers import Conv, Linear, flat, max_pool
 from fedoptax.models.model import Model
 
@@ -50,6 +51,7 @@ def model_of(name: str) -> Model:
         "cnn": lambda: functional(lambda rngs: PlainCNN(rngs)),
         "tiny": lambda: logistic(image, 10),
         "lstm": lambda: shakespeare_rnn(),
+        "resnet18": lambda: resnet18((24, 24, 3), 10, strides=False),
     }[name]()
 
 
@@ -65,8 +67,9 @@ def task_on(name: str, data: fx.FederatedData, model: Model | None = None) -> fx
     model = model_of(name) if model is None else model
 
     def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
-        x = batch["x"] if name == "lstm" else batch["x"].astype(jnp.float32)
-        losses = optax.softmax_cross_entropy_with_integer_labels(model.apply(params, x, key), batch["y"])
+        x = batch["x"].astype(jnp.float32) if batch["x"].dtype == jnp.uint8 else batch["x"]
+        logits = model.apply(params, x, key).astype(jnp.float32)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
         return fx.masked_mean(losses.reshape(losses.shape[0], -1).mean(-1), {"mask": batch["mask"]})
 
     return fx.Task(name, model.init, loss, lambda params, batch: {"none": jnp.zeros(())}, data, None, "none")
@@ -101,6 +104,10 @@ def flops(name: str) -> float:
         return n * TIME * 2.0 * (3 * first + 3 * rest)
     if name == "cnn":
         first, rest = 26 * 26 * 9 * 32, 24 * 24 * 288 * 64 + 9216 * 128 + 128 * 62
+    elif name == "resnet18":
+        widths = [64] * 5 + [128] * 4 + [256] * 4 + [512] * 4  # of the 3 × 3 convolutions, on 6 × 6 pixels
+        first = 12 * 12 * 147 * 64
+        rest = 36 * sum(9 * i * o + (i != o) * i * o for i, o in pairwise(widths))
     else:
         first, rest = (784 * 200, 200 * 10) if name == "mlp" else (784 * 10, 0)
     return n * 2.0 * (2 * first + 3 * rest)

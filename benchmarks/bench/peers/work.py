@@ -1,8 +1,11 @@
 """The work of every peer, and how its rounds are timed. NumPy only: each peer has an environment of its own."""
 
+import fcntl
+import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -26,28 +29,49 @@ SHAPES = {
     "cnn": Shape(10, 10, 20, 62),
     "tiny": Shape(100, 6, 20, 10),
     "lstm": Shape(10, 10, 4, 90),
+    "resnet18": Shape(10, 5, 20, 10),
 }
 SEQUENCE = 80  # characters of an example of lstm
 
 
 def examples(name: str, client: int) -> tuple[np.ndarray, np.ndarray]:
-    """One client's examples: images (n, 28, 28, 1) and labels (n,), or sequences (n, 80) and their targets."""
+    """One client's examples: images (n, 28, 28, 1), of resnet18 (n, 24, 24, 3), and labels (n,), or for lstm sequences
+    (n, 80) and their targets."""
     shape = SHAPES[name]
     rng = np.random.RandomState(client)
     n = shape.steps * shape.batch
     if name == "lstm":
         return rng.randint(0, shape.classes, (n, SEQUENCE)), rng.randint(0, shape.classes, (n, SEQUENCE))
-    return rng.randn(n, 28, 28, 1).astype(np.float32), rng.randint(0, shape.classes, n)
+    size = (24, 24, 3) if name == "resnet18" else (28, 28, 1)
+    return rng.randn(n, *size).astype(np.float32), rng.randint(0, shape.classes, n)
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Wait until all processes of a benchmark that are started together are warm, and none of them is timed.
+
+    `BENCH_TURN` is the descriptor of an open file, locked as shared, that the benchmark gives each of them (`run.py`).
+    """
+    lock = os.environ.get("BENCH_TURN")
+    if lock is None:
+        yield
+        return
+    fcntl.flock(int(lock), fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(int(lock), fcntl.LOCK_UN)
 
 
 def time_rounds(run_round: Callable[[], None]) -> list[float]:
     """Seconds of each of some rounds, after one that warms up."""
     run_round()
     seconds = []
-    for _ in range(TIMED_ROUNDS):
-        begin = time.perf_counter()
-        run_round()
-        seconds.append(time.perf_counter() - begin)
+    with turn():
+        for _ in range(TIMED_ROUNDS):
+            begin = time.perf_counter()
+            run_round()
+            seconds.append(time.perf_counter() - begin)
     return seconds
 
 
