@@ -1,12 +1,13 @@
-"""fedoptax on one NVIDIA GPU: tests, rounds against the peers, and the queue of runs; writes a page of results.
+"""fedoptax on one NVIDIA GPU: tests, rounds against the peers, a language model, the queue of runs; writes a page.
 
     pip install ".[cuda]" && make bench-peers
     python benchmarks/gpu.py                               # at most 25 minutes
     python benchmarks/gpu.py --minutes 10 --only queue     # runs for the reproductions alone
     python benchmarks/gpu.py --data /tmp/first --data second --wheels wheels --out results   # on a bare machine
 
-The tests take at most 90 seconds, the rounds at most 4 minutes, the queue the rest. What exceeds its time is stopped as
-Ctrl-C would stop it, and the page says how far it came; a second call goes on. It runs without a GPU, too.
+The tests take at most 90 seconds, the rounds at most 4 minutes, the model 90 seconds, the queue the rest. What exceeds
+its time is stopped as Ctrl-C would stop it, and the page says how far it came; a second call goes on. It runs without a
+GPU, too.
 
 Data come from FEDOPTAX_DATA, or from folders that are merged by links, as where they had to be copied in parts; pieces
 of one file, NAME.part-*, are joined. A folder of wheels brings the packages that the machine lacks.
@@ -29,6 +30,7 @@ from gpu_queue import ENDED, collect_histories, describe, read_queue, work_off
 
 ROOT = Path(__file__).parents[1]
 REPRODUCTIONS = ROOT / "benchmarks" / "reproductions"
+PARTS = ("tests", "rounds", "llm", "queue")
 TESTS = (
     "tests/engine/test_round.py", "tests/engine/test_program.py", "tests/engine/test_mesh.py",
     "tests/engine/test_client_states.py", "tests/engine/test_evaluation.py",
@@ -41,7 +43,7 @@ TESTS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=25)
-    parser.add_argument("--only", default="tests,rounds,queue", help="of tests, rounds, queue")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--tests", default=" ".join(TESTS), help="files, with blanks between")
     parser.add_argument("--shapes", default="mlp,cnn,tiny,lstm,resnet18", help="of benchmarks/bench")
     parser.add_argument("--peers", default="torch,torch_func", help="of benchmarks/bench")
@@ -52,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     options = parser.parse_args(arguments)
     begun, total, parts = time.monotonic(), options.minutes * 60, options.only.split(",")
-    if unknown := set(parts) - {"tests", "rounds", "queue"}:
-        parser.error(f"--only must be of tests, rounds, queue, got '{unknown.pop()}'")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"--only must be of {', '.join(PARTS)}, got '{unknown.pop()}'")
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"
         if options.wheels:
@@ -70,9 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write = {
             "tests": lambda: run_tests(options.tests.split(), min(90, total / 3), env),
             "rounds": lambda: time_rounds(options.shapes, options.peers, min(240, total / 2), env),
+            "llm": lambda: time_llm(Path(folder) / "model", min(90, total / 3), env),
             "queue": lambda: run_queue(options, begun + total, env, facts),
         }
-        for part in ("tests", "rounds", "queue"):
+        for part in PARTS:
             if part in parts:
                 write_section(page, name, part.title(), f"jax {facts['jax']}, commit {facts['commit']}", write[part]())
     print(page)
@@ -153,6 +156,14 @@ def time_rounds(shapes: str, peers: str, seconds: float, env: dict[str, str]) ->
         if not pages:
             return f"No times:\n\n```\n{printed[-500:]}\n```\n"
         return pages[0].read_text(encoding="utf-8").replace("\n## ", "\n### ").removeprefix("# ")
+
+
+def time_llm(folder: Path, seconds: float, env: dict[str, str]) -> str:
+    """Return the tokens per second of SmolLM2-135M's shape with adapters, beside transformers and PEFT."""
+    command = [sys.executable, "benchmarks/llm.py", "speed", "--model", str(folder)]
+    share = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # PyTorch needs memory, too
+    lines = [line for line in run(command, seconds, env | share).splitlines() if "tokens/s" in line or "ratio" in line]
+    return "`benchmarks/llm.py speed`\n\n```\n" + "\n".join(lines) + "\n```\n"
 
 
 def run_queue(options: argparse.Namespace, deadline: float, env: dict[str, str], facts: dict[str, str]) -> str:

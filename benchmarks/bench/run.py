@@ -69,8 +69,9 @@ def main() -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     page = given.out / f"bench-{os.cpu_count()}cpu-{platform.machine()}-{time.strftime('%Y-%m-%d-%H%M')}.md"
     text = heading(parts, peers, given.baseline)
-    if HAS_GPU and not given.baseline:
-        run_together([part for part in parts if part in SHAPES], peers)
+    if HAS_GPU and not given.baseline:  # ResNet-18 alone: its compilation takes all cores
+        for is_large in (False, True):
+            run_together([part for part in parts if part in SHAPES and (part == "resnet18") == is_large], peers)
     for part in parts:
         if part in SHAPES:
             section = against_peers(part, [name for name in peers if part in PEERS[name][1]], given)
