@@ -1,5 +1,6 @@
 """A round equals the papers' transcriptions, and the engines agree, in all its forms."""
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -50,6 +51,17 @@ def test_the_engine_equals_algorithm_2(rule, client_loop, dtype):
         want = oracle.run(problem, rule, **RULES[rule])
         got = rounds_of(task, fx.ALGORITHMS[rule](**RULES[rule]), local_epochs=2, client_loop=client_loop)
         assert max(errors(got, want).values()) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("examples", ["device", pytest.param("stream", marks=LONG)])
+def test_a_mean_by_examples_takes_the_task_s_own_weights(examples):
+    task = small_task()
+    assert np.ptp(task.weights), "else equal weights are no others"
+    equal = replace(task, client_weights=np.full(task.num_clients, 7))
+    options = {"rounds": 2, "cohort_size": 3, "batch_size": 4, "examples": examples}
+    result = fx.run(equal, fx.fedavg(0.3), **options)
+    want = fx.run(task, fx.fedavg(0.3), **options, weighting="uniform")
+    jax.tree.map(np.testing.assert_array_equal, result.params, want.params)
 
 
 @LONG

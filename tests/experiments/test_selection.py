@@ -92,6 +92,13 @@ def test_predictions_are_of_the_best_parameters_where_they_were_kept(tmp_path):
         assert np.array_equal(model.predict(x), result.predict(x)) == (params != "last")
 
 
+def test_parameters_of_every_nth_round_are_those_of_a_run_of_so_many_rounds(tmp_path):
+    fx.run(TASK, ALGORITHM, rounds=5, save_every=2, out=tmp_path / "run", **OPTIONS)
+    fx.run(TASK, ALGORITHM, rounds=4, out=tmp_path / "shorter", **OPTIONS)
+    assert sorted(path.name for path in (tmp_path / "run").glob("params-*")) == ["params-2.npz", "params-4.npz"]
+    assert (tmp_path / "run" / "params-4.npz").read_bytes() == (tmp_path / "shorter" / "params.npz").read_bytes()
+
+
 def test_a_metric_that_is_never_a_number_is_never_the_best_and_early_stopping_refuses_it(tmp_path):
     def metrics(params: Any, batch: Any) -> dict[str, Any]:
         nothing = jnp.zeros(len(batch["y"]))

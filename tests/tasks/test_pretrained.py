@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,22 @@ def test_texts_are_tokenised_once_until_they_change(folder: Path, monkeypatch: p
             load(folder)
 
 
+def test_sequences_are_as_long_as_the_longest_and_may_weigh_by_tokens(folder):
+    task = load(folder, context=500, weight="tokens")
+    y = task.clients.examples["y"]
+    assert y.shape[1] == 64, "the longest has fewer tokens"
+    np.testing.assert_array_equal(task.weights, [(y[a:b] != IGNORED).sum() for a, b in pairwise(task.clients.offsets)])
+    refused(lambda: load(folder, weight="words"), "weight must be one of sequences, tokens")
+
+
+def test_a_pretrained_model_is_measured_before_the_first_round_and_its_memory_is_logged(folder, caplog):
+    task = load(folder, context=41)
+    with caplog.at_level("INFO", "fedoptax"):
+        result = fx.run(task, ALGORITHMS["fedavg"], **RUN)
+    assert result.initial["test_perplexity"] > result.history.last("test_perplexity")
+    assert re.fullmatch(r"memory: .*, 2 at a time; the device's \d+ GB have room for about [\d,]+", caplog.messages[0])
+
+
 def test_clients_of_every_kind_of_file(folder, tmp_path):
     import pandas as pd
 
@@ -127,8 +144,8 @@ def test_the_program_holds_the_base_once_for_all_clients(folder, tmp_path, monke
     lowered = []
 
     class Spy(Compiled):
-        def __init__(self, jitted: Any) -> None:
-            super().__init__(jitted)
+        def __init__(self, jitted: Any, *observers: Any) -> None:
+            super().__init__(jitted, *observers)
             self.jitted = jitted
 
         def __call__(self, *args: Any) -> Any:

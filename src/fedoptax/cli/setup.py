@@ -1,6 +1,7 @@
 """From the options of a command to a task, algorithms and the options of runs."""
 
 import inspect
+import logging
 import shlex
 import sys
 from collections.abc import Mapping
@@ -44,6 +45,8 @@ def _set_up(options: ExperimentOptions, names: list[str], out: Path) -> tuple[Ta
         about = f"{task.num_clients} clients, {task.clients.sizes.sum():,} training examples"
         loaded = [] if sys.stderr.isatty() else [f"loaded {options.task}: {about}"]
         print(*(f"{line}\n" for line in (*loaded, *task.notes)), sep="", end="", file=sys.stderr, flush=True)
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("fedoptax").setLevel(logging.INFO)
     return task, settings, with_task_defaults(options.task, task, run)
 
 

@@ -160,10 +160,13 @@ class Client:
         Raises:
           UsageError: the task has several clients, and not this one.
         """
-        clients = self.task.clients
-        if clients.num_clients == 1:
-            return clients.client(0)
-        return clients.client(check_int("partition-id", self.partition, 0, clients.num_clients - 1))
+        return self.task.clients.client(self.place)
+
+    @property
+    def place(self) -> int:
+        """Its place among the task's clients; a `UsageError` if there are several, and not this one."""
+        count = self.task.clients.num_clients
+        return 0 if count == 1 else check_int("partition-id", self.partition, 0, count - 1)
 
     def answer(self, arrays: bytes, order: Order, root: Path) -> RawReply:
         """Do the work of a round and return the reply, see `compute`."""
@@ -213,7 +216,7 @@ class Client:
           round: the round's number.
 
         Returns:
-          The upload, the state to keep, the mean training loss, and the number of examples.
+          The upload, the state to keep, the mean training loss, and the weight in a mean by examples.
         """
         examples = self.examples()
         size = len(next(iter(examples.values())))
@@ -221,7 +224,7 @@ class Client:
         place = np.uint32(self.seed), np.int32(round), np.int32(self.partition)
         with host_errors():
             upload, new_state, loss = jax.device_get(update(message, state, examples, place))
-        return upload, new_state, float(loss), size
+        return upload, new_state, float(loss), int(self.task.weights[self.place])
 
 
 def default_client(task: Task, deployment: Deployment, partition: int) -> Client:

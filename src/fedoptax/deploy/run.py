@@ -146,7 +146,7 @@ class NetworkRounds(Rounds):
         trained = without_held_out(replace(task, loss=_no_loss))
         self.program = program(trained, Fixed(self._algorithm), self.plan)
         self._upload = upload_form(task, self._algorithm, self.plan.work)
-        self._most = deployment.max_examples or int(task.clients.sizes.max()) or MOST_EXAMPLES
+        self._most = deployment.max_examples or int(task.weights.max()) or MOST_EXAMPLES
         self._key = jax.random.key(deployment.seed)
         self._evaluate = jit(task, lambda params, data: evaluate(task, params, data))
         self.server: Tree = self.program.start({}, self._key)[0]

@@ -29,6 +29,7 @@ class DeviceData(NamedTuple):
     examples: dict[str, jax.Array]  # flat training arrays
     offsets: jax.Array  # of the clients in them
     sizes: jax.Array
+    weights: jax.Array  # of the clients, in a mean by examples
     held_out: dict[str, EvaluationData]
     frozen: Any = ()  # the arrays of `Task.frozen`
 
@@ -47,6 +48,7 @@ def device_data(task: Task, devices: int = 1) -> DeviceData:
         {name: put(array) for name, array in task.clients.examples.items()},
         put(np.asarray(task.clients.offsets[:-1], np.int32)),
         put(np.asarray(task.clients.sizes, np.int32)),
+        put(np.asarray(task.weights, np.float32)),
         jax.tree.map(put, evaluation_data(task)),
         jax.tree.map(jax.device_put if devices == 1 else put, task.frozen.arrays),
     )
@@ -86,7 +88,8 @@ def open_examples(task: Task, plan: Plan, cohort_of: Callable[[int], np.ndarray]
             return rows
 
         examples = {name: put_by_device(partial(rows_of, a), plan.mesh) for name, a in clients.examples.items()}
-        offsets, sizes = jax.device_put((offsets.astype(np.int32), sizes.astype(np.int32)))
-        return DeviceData(examples, offsets, sizes, evaluation_data(task), task.frozen.arrays)
+        numbers = offsets.astype(np.int32), sizes.astype(np.int32), task.weights[cohort].astype(np.float32)
+        offsets, sizes, weights = jax.device_put(numbers)
+        return DeviceData(examples, offsets, sizes, weights, evaluation_data(task), task.frozen.arrays)
 
     return read

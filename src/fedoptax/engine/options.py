@@ -221,8 +221,10 @@ class RunOptions(RoundOptions):
     personalize: str | int | None = of_evaluation(None, "After the run, evaluate each client before and after STEPS "
         "local SGD steps from the global model, with rate LR or else the run's client_lr.",
         _accepted_by(parse_personalize), metavar="STEPS[:LR]", changes_result=False)  # fmt: skip
-    evaluate_start: bool = of_evaluation(False, "Also evaluate the initial parameters, such as a pretrained "
-        "model's, and print the result at the end.", check_flag, changes_result=False)  # fmt: skip
+    evaluate_start: bool | None = of_evaluation(None, "Also evaluate the initial parameters, and print the result "
+        "at the end.", check_flag, default_text="for a pretrained model", changes_result=False)  # fmt: skip
+    save_every: int | None = of_evaluation(None, "Also save the parameters after every N-th round, as "
+        "params-ROUND.npz.", check_int, metavar="N", may_change=True, changes_result=False)  # fmt: skip
     client_metrics: bool = of_evaluation(False, "Write each client's metrics at every evaluated round to "
         "clients.parquet.", check_flag, changes_result=False)  # fmt: skip
     client_loop: str = of_hardware("auto", "How a device runs its clients: loop (one after another), vmap (all at "

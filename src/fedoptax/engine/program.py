@@ -5,9 +5,10 @@ hyper-parameters are arguments, never constants (a captured data set takes XLA t
 advances any number of rounds up to `MAX_ROUNDS` without recompiling, and stops by itself at a non-finite state.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -23,11 +24,11 @@ from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.faults import COUNTS, Rates
 from fedoptax.engine.mesh import BY_DEVICE, EVERYWHERE, over_mesh, replicate
 from fedoptax.engine.options import is_evaluated
-from fedoptax.engine.plan import Plan
+from fedoptax.engine.plan import Plan, runs_sequentially
 from fedoptax.engine.round import RoundInput, plain_round
 from fedoptax.engine.sampling import random_settings
 from fedoptax.engine.variants import asynchronous_round, checked_round
-from fedoptax.engine.xla import Compiled, as_bits, quick_options
+from fedoptax.engine.xla import Compiled, as_bits, describe_memory, quick_options
 from fedoptax.errors import UsageError, check_output, shorten
 from fedoptax.tasks.task import Task, jit
 
@@ -107,6 +108,14 @@ def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[
     return _program(task, make_algorithm, plan, names, tuple(random_settings().values()))
 
 
+def _log_memory(task: Task, plan: Plan, compiled: Any) -> None:
+    """Log what a round of a pretrained model takes, before it is taken."""
+    if task.is_pretrained:
+        logging.getLogger("fedoptax").info(
+            describe_memory(compiled, 1 if runs_sequentially(plan, task) else -(-plan.cohort_size // plan.mesh))
+        )
+
+
 @lru_cache(maxsize=8)
 def _program(
     task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[str, ...], settings: tuple[Any, ...]
@@ -132,9 +141,9 @@ def _program(
     shapes = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in names}
     all_: Any = EVERYWHERE
     examples: Any = all_ if plan.examples == "device" else BY_DEVICE
-    specs = all_, all_, all_, DeviceData(examples, all_, all_, all_, all_), *[all_] * 7
+    specs = all_, all_, all_, DeviceData(examples, all_, all_, all_, all_, all_), *[all_] * 7
     on_devices = advance if plan.mesh == 1 else over_mesh(advance, plan.mesh, specs)
-    compiled = Compiled(jax.jit(on_devices, donate_argnums=(1, 2)))
+    compiled = Compiled(jax.jit(on_devices, donate_argnums=(1, 2)), partial(_log_memory, task, plan))
     params = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
     counts = (*COUNTS, "virtual_seconds") if plan.has_outcomes else ()
     columns = ("train_loss", *column_names(task, params, evaluation_data(task)), *counts)

@@ -112,7 +112,9 @@ def members_of(task: Task, plan: Plan, inputs: RoundInput) -> Member:
     places = cohort if plan.examples == "device" and task.devices is None else first
     rows = cohort if plan.client_states == "device" else first
     sizes = inputs.data.sizes[places]
-    weights = sizes.astype(jnp.result_type(float)) if plan.weighting == "examples" else jnp.ones(sizes.shape)
+    weights = jnp.ones(sizes.shape)
+    if plan.weighting == "examples":
+        weights = inputs.data.weights[places].astype(weights.dtype)
     return Member(cohort, places, rows, count_local_steps(sizes, plan.work), weights / jnp.sum(weights))
 
 

@@ -75,11 +75,11 @@ def quick_options() -> dict[str, int]:
 
 
 class Compiled:
-    """A jitted function that is compiled at its first call, in `seconds`."""
+    """A jitted function that is compiled at its first call, in `seconds`; then `observe` gets the compiled program."""
 
-    def __init__(self, jitted: Any) -> None:
+    def __init__(self, jitted: Any, observe: Callable[[Any], None] = lambda compiled: None) -> None:
         self.seconds = 0.0
-        self._jitted = jitted
+        self._jitted, self._observe = jitted, observe
         self._compiled: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any) -> Any:
@@ -90,7 +90,21 @@ class Compiled:
             begun = time.perf_counter()
             self._compiled = self._jitted.lower(*args).compile()
             self.seconds = time.perf_counter() - begun
+            self._observe(self._compiled)
         return self._compiled(*args)
+
+
+def describe_memory(compiled: Any, clients: int) -> str:
+    """Say what a program that trains so many clients at a time takes of a device's memory, and how many would fit."""
+    sizes, stats = compiled.memory_analysis(), jax.local_devices()[0].memory_stats()
+    work = sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    memory = stats["bytes_limit"] if stats else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    fitting = (memory - sizes.argument_size_in_bytes) * clients // max(work, 1)
+    base, work, memory = (size / 1e9 for size in (sizes.argument_size_in_bytes, work, memory))
+    return (
+        f"memory: {base:.2f} GB for data, states and base model, {work:.2f} GB for the clients in training, {clients} "
+        f"at a time; the device's {memory:.0f} GB have room for about {fitting:,}"
+    )
 
 
 _errors: list[BaseException] = []

@@ -84,4 +84,5 @@ def pool(task: Task, options: RunOptions) -> tuple[Task, RunOptions]:
 @lru_cache(maxsize=4)
 def _pool_examples(task: Task) -> Task:
     clients: Any = task.clients
-    return replace(task, clients=FederatedData(clients.examples, clients.offsets[[0, -1]]), devices=None)
+    pooled = FederatedData(clients.examples, clients.offsets[[0, -1]])
+    return replace(task, clients=pooled, devices=None, client_weights=None)

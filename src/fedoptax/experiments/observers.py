@@ -64,6 +64,7 @@ class FolderWriter(Observer):
         self._file = HistoryFile(folder, history.rows)
         is_measured, names = config.get("client_metrics"), config.get("client_names")
         self._clients = ClientsFile(folder, record.resume_from, len(history), names) if is_measured else None
+        self._save_every = config.get("save_every")
         self._saved = time.monotonic()
 
     def after_rounds(self, rows: list[Row], by_client: ByClient) -> None:
@@ -71,6 +72,8 @@ class FolderWriter(Observer):
         self._file.append(rows)
         if self._clients is not None and by_client is not None:
             self._clients.add(rows[-1]["round"], by_client)
+        if rows and self._save_every is not None and rows[-1]["round"] % self._save_every == 0:
+            self._write_params(f"params-{rows[-1]['round']}.npz", self._rounds.params())
 
     def save_if_due(self) -> None:
         """Write a checkpoint if one is due."""
@@ -82,7 +85,7 @@ class FolderWriter(Observer):
     def at_end(self, end: RunEnd) -> None:
         """Write a checkpoint, the parameters and the summary."""
         self._save()
-        write_atomically(self._folder / "params.npz", pack_arrays(named_leaves(end.params)))
+        self._write_params("params.npz", end.params)
         notes = {**self._watch.notes(), **self._rounds.notes(len(self._history)), **end.notes}
         self._summarize(end.status, end.message, self._rounds.compile_seconds, notes)
 
@@ -91,9 +94,12 @@ class FolderWriter(Observer):
         watch, state = self._watch, self._watch.saved_state(self._rounds.server)
         save_checkpoint(self._folder, len(self._history), state, self._rounds.clients, self._sync)
         if watch.best_params is not None:
-            write_atomically(self._folder / "best.npz", pack_arrays(named_leaves(watch.best_params)))
+            self._write_params("best.npz", watch.best_params)
         self._summarize(Status.RUNNING, notes=watch.notes())
         self._saved = time.monotonic()
+
+    def _write_params(self, file: str, params: Tree) -> None:
+        write_atomically(self._folder / file, pack_arrays(named_leaves(params)))
 
     def _sync(self) -> Mapping[str, Any]:
         if self._clients is not None:

@@ -111,6 +111,8 @@ class Simulation(Rounds):
         options, last = self._options, self._options.rounds
         is_used_at_once = options.keep is not None or options.stop_after is not None or options.client_metrics
         end = min(done + self._length, self._next_evaluation(done) if is_used_at_once else last)
+        if options.save_every is not None:
+            end = min(end, done - done % options.save_every + options.save_every)
         numbers = [np.asarray(n, np.int32) for n in (done, end, options.evaluations, last)]
         states = self.clients.take(lambda: self._sample_cohort(done))
         data, window = self._examples(done), np.minimum(np.arange(done, done + MAX_ROUNDS), last - 1)
@@ -160,7 +162,8 @@ class Simulation(Rounds):
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
         """Return the metrics before the first round, the worst client, and the results of personalization."""
         notes: dict[str, Any] = {}
-        if self._options.evaluate_start and (data := evaluation.evaluation_data(self._whole)):
+        is_wanted = self._whole.is_pretrained if self._options.evaluate_start is None else self._options.evaluate_start
+        if is_wanted and (data := evaluation.evaluation_data(self._whole)):
             start = self._algorithm.params(self.program.start(self._values, self._key)[0])
             values = jit(self._whole, partial(evaluation.evaluate, self._whole))(start, data)
             measured = {name: value for name, value in values.items() if name != evaluation.WORST}

@@ -21,7 +21,7 @@ from fedoptax.algorithm import Tree, nbytes
 from fedoptax.data.cache import ArrayWriter, cached
 from fedoptax.data.federated import FederatedData
 from fedoptax.data.text import IGNORED, TextTokenizer, as_sequences, read_texts
-from fedoptax.errors import DataError, UsageError, check_int, check_type
+from fedoptax.errors import DataError, UsageError, check_choice, check_int, check_type
 from fedoptax.models import llama
 from fedoptax.models.llama import Lora, init_adapters, read_adapters
 from fedoptax.models.model import Model, count_params
@@ -29,13 +29,17 @@ from fedoptax.tasks.recipe import TEXT_PREFIX, Recipe, TaskOptions
 from fedoptax.tasks.task import Frozen, Task, check_task
 from fedoptax.tasks.text import next_token
 
+BUCKET = 64
+"""Sequences are as long as the longest, rounded up to a multiple of so many tokens: shapes that compile well."""
+
 
 def text_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """Next-token prediction on a user's texts, by a model from a Hugging Face folder (`model`).
 
     The texts are read by `fedoptax.data.text.read_texts`, tokenised by the folder's tokenizer, and made sequences of
     `context` tokens; of conversations only the assistant's turns count, of prompts and completions only the latter. The
-    loss is the mean over the learned tokens of a batch. A client's weight is its number of sequences.
+    loss is the mean over the learned tokens of a batch. A client's weight is its number of sequences, or with
+    `weight="tokens"` of learned tokens. Sequences are as long as the longest, in steps of `BUCKET` tokens.
 
     With `lora` clients train and send adapters of that rank, of the linear maps `lora_targets`, beside one base that
     all share; `freeze_a` trains B alone (FFA-LoRA, Sun et al. 2024), whose mean is exactly the mean of the products.
@@ -54,14 +58,15 @@ def text_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         trained = Model(lambda key: jax.tree.map(jnp.asarray, frozen.arrays), net.apply)
     else:
         trained, frozen = with_adapters(net, base, config, lora, start, options)
+    check_choice("weight", options.weight or "sequences", ("sequences", "tokens"))
     learned = next_token(trained, (), pad=IGNORED, primary="perplexity")
     learned = {name: learned[name] for name in ("init", "loss", "metrics", "primary_metric", "higher_is_better")}
     count = count_params(jax.eval_shape(trained.init, jax.random.key(0)))
-    sizes, tokens = clients.sizes, int(np.sum(clients.examples["y"] != IGNORED))
+    sizes, by_client = clients.sizes, np.add.reduceat((clients.examples["y"] != IGNORED).sum(1), clients.offsets[:-1])
     megabytes = nbytes(base) / 1e6
     notes = (
         f"clients: {len(sizes)}, {sizes.min():,} to {sizes.max():,} sequences of at most {context} tokens each; "
-        f"{tokens:,} tokens in the loss",
+        f"{by_client.sum():,} tokens in the loss",
         f"model: {size:,} parameters ({megabytes:,.0f} MB{', once for all clients' if lora else ''}), {count:,} "
         f"trained and sent ({count * 4 / 1e6:,.1f} MB)",
     )
@@ -72,7 +77,8 @@ def text_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     }
     return Task(
         name, clients=clients, test=held_out, test_owners=owners if held_out else None, label=None, eval_batch=8,
-        frozen=frozen, description=f"{path.name}, next token by {folder.name}", spec=spec, notes=notes, **learned,
+        frozen=frozen, description=f"{path.name}, next token by {folder.name}", spec=spec, notes=notes,
+        is_pretrained=True, client_weights=by_client if options.weight == "tokens" else None, **learned,
     )  # fmt: skip
 
 
@@ -158,7 +164,9 @@ def read_clients(
     arrays = cached(f"tokens-{key}", [file for file in files if file.exists()], 1, build)
     end = len(arrays["client"]) if options.num_clients is None else arrays["client"].searchsorted(options.num_clients)
     sizes, share = np.unique(arrays["client"][:end], return_counts=True)[1], options.test_fraction
-    examples = {name: np.asarray(arrays[name][:end]) for name in ("x", "y")}
+    longest = int((arrays["y"][:end] != IGNORED).any(axis=0).nonzero()[0].max()) + 1
+    width = min(-(-longest // BUCKET) * BUCKET, context)
+    examples = {name: np.asarray(arrays[name][:end, :width]) for name in ("x", "y")}
     clients = FederatedData(examples, np.concatenate([[0], np.cumsum(sizes)]))
     left, held_out, owners = clients.split(0.1 if share is None else share, options.seed)
     return (left, owners, held_out) if len(owners) else (clients, owners, None)
@@ -222,4 +230,5 @@ def with_lora(task: Task, base: str | Path | Tree, rank: int) -> Task:
         metrics=lambda params, batch: task.metrics(merge(params), batch),
         predict=None if predict is None else lambda params, batch: predict(merge(params), batch),
         spec={**task.spec, "lora": rank} | ({"base": str(base)} if isinstance(base, str | Path) else {}),
+        is_pretrained=True,
     )

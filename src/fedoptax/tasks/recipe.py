@@ -104,7 +104,7 @@ class TaskOptions:
       validation_fraction: share of each client's training examples that is held out to choose by, in (0, 1), see
         `with_validation`; default none.
       metrics: of classes, further metrics by name, such as `"auroc,f1"`, see `with_metrics`.
-      context, freeze_a, lora_alpha, lora_targets, lora_dropout, base_adapter: of `text:PATH`, see
+      context, weight, freeze_a, lora_alpha, lora_targets, lora_dropout, base_adapter: of `text:PATH`, see
         `fedoptax.tasks.pretrained`.
       lora, base: train low-rank changes, of rank `lora`, of the parameters in `base`, a run folder or `.npz` file; see
         `with_lora`.
@@ -145,6 +145,7 @@ class TaskOptions:
     base: str | None = None
     compute_dtype: str | None = None
     context: int | None = None
+    weight: str | None = None
     freeze_a: int | None = None
     lora_alpha: float | None = None
     lora_targets: str | None = None

@@ -164,8 +164,8 @@ TEXT = Recipe(
     defer_import("tasks.pretrained:text_data"),
     "your own texts: .jsonl, .parquet, .csv, or a folder; a pretrained model, whole or by adapters (LoRA)",
     model="",
-    options=("model", "client_column", "num_clients", "test_fraction", "context", "lora", "lora_alpha", "lora_targets",
-             "lora_dropout", "freeze_a", "base_adapter"),
+    options=("model", "client_column", "num_clients", "test_fraction", "context", "weight", "lora", "lora_alpha",
+             "lora_targets", "lora_dropout", "freeze_a", "base_adapter"),
     defaults={"rounds": 20, "cohort_size": 4, "batch_size": 4, "local_epochs": 1, "eval_every": 5},
 )  # fmt: skip
 

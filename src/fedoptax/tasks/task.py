@@ -83,6 +83,10 @@ class Task:
       devices: if given, the number of clients, which hold no data of their own: each round the examples of `clients`,
         as many shares as the cohort has clients, are allocated to the active ones (Fed-LAMB, Section 4).
       frozen: the arrays that its functions read but that are not trained.
+      client_weights: the clients' weights in a mean by examples, finite and above 0, (clients,); None: their numbers
+        of examples.
+      is_pretrained: whether `init` starts from a trained model, so that runs also evaluate what it is before the first
+        round.
 
     Raises:
       UsageError, DataError: an attribute is of another type, a function takes other arguments, a number is out of
@@ -112,6 +116,8 @@ class Task:
     client_names: tuple[str, ...] | None = None
     devices: int | None = None
     frozen: Frozen = field(default_factory=Frozen)
+    client_weights: np.ndarray | None = None
+    is_pretrained: bool = False
 
     def __post_init__(self) -> None:
         for name, types in KINDS.items():
@@ -128,6 +134,14 @@ class Task:
         if self.clip_norm is not None:
             check_number("clip_norm", self.clip_norm, 0, open_low=True)
         check_int("eval_batch", self.eval_batch)
+        weights = self.weights
+        if weights.shape != (self.clients.num_clients,) or not np.all((weights > 0) & np.isfinite(weights)):
+            raise UsageError(f"client_weights of task '{self.name}' must be a number above 0 for each client")
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The weights of the clients (or shares, with `devices`) in a mean by examples, (clients,)."""
+        return self.clients.sizes if self.client_weights is None else np.asarray(self.client_weights)
 
     def majority_rates(self) -> dict[str, float]:
         """Return by `test` and `val` the share of the commonest class, the accuracy of always saying it."""

@@ -87,6 +87,7 @@ def causal_lm_task(
         "higher_is_better": False,
         "label": None,
         "eval_batch": 8,
+        "is_pretrained": True,
     } | attributes
     task = module_task(name, model, loss, metrics, data, None if test is None else sequences(test), **attributes)
 
