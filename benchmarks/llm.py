@@ -116,9 +116,11 @@ def speed(args: argparse.Namespace) -> None:
     numbers = count_params(params)
     rates = {"fedoptax": per_round / timed(jax_round(args, tokens), args.repetitions)}
     rates["transformers + peft"] = per_round / timed(torch_round(args, tokens), args.repetitions)
-    # forward, the same again for the blocks (rematerialised), and backward to activations; adapters and attention apart
+    # a token's operations: forward, the same again for the blocks (rematerialised), and backward to activations; then
+    # causal attention's products, forward twice and backward; adapters apart
     blocks = numbers - config.vocabulary * config.width
-    work = 2 * (2 * numbers + blocks)
+    attention = 2 * args.tokens * config.heads * config.head_dim * config.depth
+    work = 2 * (2 * numbers + blocks) + 4 * attention
     limit = matmul_rate()
     for name, rate in rates.items():
         print(f"{name}: {rate:,.0f} tokens/s, {rate * work / limit:.0%} of {limit / 1e12:.1f} TFLOP/s")
