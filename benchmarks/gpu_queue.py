@@ -113,18 +113,19 @@ def write_job(folder: Path, job: Job, status: str, facts: dict[str, str]) -> Non
 def collect_histories(committed: Path, work: Path) -> Any:
     """Return one table of the committed histories and those in the work folder, which replace the former.
 
-    A row is a round; `job`, `run` (a path below the job's folder), `command`, `status` and facts of the machine repeat.
+    A row is a round, as in `histories.read_run`, whose `run` is a path below the first folder of the job's name;
+    `job`, `command`, `status` and facts of the machine repeat.
     """
     import pandas as pd  # after the wheels that a machine lacks are there
+
+    sys.path.append(str(Path(__file__).parent / "reproductions"))
+    import histories
 
     tables = [pd.read_parquet(committed)] if committed.is_file() else []
     for path in sorted(work.rglob("job.json")):
         facts = json.loads(path.read_text(encoding="utf-8"))
         for history in sorted(path.parent.rglob("history.jsonl")):
-            rows = pd.read_json(history, lines=True)
-            rows.insert(0, "run", history.parent.relative_to(path.parent).as_posix())
-            for name, value in reversed(facts.items()):
-                rows.insert(0, name, value)
+            rows = histories.read_run(history.parent, facts["job"].partition("/")[2]).assign(**facts)
             tables = [old[old["job"] != facts["job"]] for old in tables[:1]] + tables[1:] + [rows]
     if not tables:
         return pd.DataFrame({"job": [], "command": [], "status": []})
@@ -136,13 +137,13 @@ def describe(table: Any, work: Path) -> str:
     """Return a Markdown table with a row per run of these histories, and what failed jobs said last."""
     lines = ["| run | status | rounds | ms per round | training loss | test metric, last 100 rounds |"]
     lines.append("| --- | --- | --- | --- | --- | --- |")
-    for (job, run), rows in table.groupby(["job", "run"], sort=False) if len(table) else ():
+    for name, rows in table.groupby("job", sort=False) if len(table) else ():
         metrics = [name for name in rows if name.startswith("test_") and rows[name].notna().any()]
         metric = "test_accuracy" if "test_accuracy" in metrics else next(iter(metrics), None)
         last = rows[rows["round"] > rows["round"].max() - 100]
         test = f"{metric} {last[metric].mean():.4f} ({last[metric].count()} evaluations)" if metric else ""
-        name = job if run == "run" else f"{job} {run.removeprefix('run/')}"
-        cells = [name, rows["status"].iloc[-1], str(rows["round"].max()), f"{rows['seconds'].median() * 1e3:.1f}"]
+        seconds = json.loads(rows["summary"].iloc[-1])["seconds_per_round"]
+        cells = [name, rows["status"].iloc[-1], str(rows["round"].max()), f"{seconds * 1e3:.1f}"]
         cells += [f"{last['train_loss'].mean():.4f}", test]
         lines.append(f"| {' | '.join(cells)} |")
     for path in sorted(work.rglob("job.json")):

@@ -28,7 +28,7 @@ from shapes import ALGORITHM, RAGGED_BATCH, SHAPES, image_task, ragged_sizes, ta
 import fedoptax as fx  # noqa: E402
 
 IS_CPU = jax.default_backend() == "cpu"
-CALL_SECONDS = 2.5 if IS_CPU else 0.5  # of a timed call: to begin and end a run takes some hundredths of a second
+CALL_SECONDS = 2.5 if IS_CPU else 1.0  # of a timed call: to begin and end a run takes some hundredths of a second
 REPEATS = 5 if IS_CPU else 3
 
 
@@ -95,7 +95,10 @@ def time_runs(run: Callable[[int], object], rounds: int | None = None) -> dict[s
     run(2)  # may compile once more
     two = seconds_of(lambda: run(2))
     rounds = rounds or int(np.clip(CALL_SECONDS / (two / 2), 2, 400))
-    run(rounds)
+    more = seconds_of(lambda: run(rounds))
+    if not IS_CPU and rounds > 2:  # where a run's beginning and end take longer than its rounds
+        rounds = int(np.clip(CALL_SECONDS / max((more - two) / (rounds - 2), 1e-5), rounds, 5000))
+        run(rounds)
     with work.turn():
         two = min(two, seconds_of(lambda: run(2)))
         times = [seconds_of(lambda: run(rounds)) for _ in range(REPEATS)]

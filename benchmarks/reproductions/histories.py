@@ -27,6 +27,7 @@ from fedoptax.experiments.selection import Rule
 from fedoptax.report.load import Run
 
 RUNS = Path(__file__).parent / "runs"
+QUEUE = Path(__file__).parent / "queue.parquet"
 REPEATED = ("run", "config", "summary")
 ENDED = ("completed", "stopped early", "diverged")
 
@@ -147,11 +148,33 @@ class Step:
 def read(name: str, runs: Path = RUNS) -> dict[str, Step]:
     """Read the steps of a recipe; none if nothing of it was run."""
     if not (runs / f"{name}.toml").is_file():
-        return {}
+        return read_queue(name)
     about = tomllib.loads((runs / f"{name}.toml").read_text(encoding="utf-8"))
     table = pd.read_parquet(runs / f"{name}.parquet")
     runs_of: dict[str, dict[str, Run]] = {step: dict(_split(table, step)) for step in about}
     return {step: _make_step(step, about[step], found) for step, found in runs_of.items()}
+
+
+def read_queue(name: str) -> dict[str, Step]:
+    """Read the steps of a recipe of which jobs of the queue, NAME/STEP/ALGORITHM/seed-N, have ended."""
+    if not QUEUE.is_file():
+        return {}
+    table = pd.read_parquet(QUEUE)
+    table = table[table["job"].str.startswith(f"{name}/") & table["status"].isin(ENDED)]
+    steps = {}
+    for step, rows in table.groupby(table["run"].str.split("/").str[0], sort=False):
+        jobs = rows.drop_duplicates("job")
+        summaries = [json.loads(text) for text in jobs["summary"]]
+        days = sorted(time.strftime("%Y-%m-%d", time.gmtime(summary["ended"])) for summary in summaries)
+        about = {
+            "is_whole": False, "first": days[0], "last": days[-1], "searches": {}, "python": "3",
+            "seconds": sum(summary["seconds"] for summary in summaries), "machine": jobs["device"].iloc[0],
+            "commit": jobs["commit"].iloc[0], "versions": {"jax": jobs["jax"].iloc[0]},
+            "algorithms": list(dict.fromkeys(jobs["run"].str.split("/").str[1])),
+        }  # fmt: skip
+        rows = rows.drop(columns=["job", "command", "status", "device", "commit", "jax"])
+        steps[step] = _make_step(step, about, dict(_split(rows, step)))
+    return steps
 
 
 def _split(table: pd.DataFrame, step: str) -> Iterator[tuple[str, Run]]:

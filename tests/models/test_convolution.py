@@ -13,7 +13,7 @@ from small_models import assert_close_by_size, normal
 SHAPES = [
     # x (n, h, w, in), kernel (h, w, in, out), strides, padding
     pytest.param((2, 6, 7, 3), (3, 3, 3, 4), (1, 1), "SAME", marks=pytest.mark.long),
-    pytest.param((1, 9, 8, 5), (3, 2, 5, 2), (1, 1), "VALID", marks=pytest.mark.long),
+    ((1, 9, 8, 5), (3, 2, 5, 2), (1, 1), "VALID"),  # of which the gradient of x is a product of patches
     ((1, 9, 8, 2), (4, 3, 2, 5), (3, 2), "SAME"),
     pytest.param((2, 5, 5, 3), (1, 1, 3, 2), (2, 2), "VALID", marks=pytest.mark.long),
     ((2, 1, 2, 9), (3, 5, 9, 4), (1, 1), "SAME"),  # weights that meet padding alone

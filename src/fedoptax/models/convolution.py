@@ -219,7 +219,9 @@ def _compute(a: jax.Array, b: jax.Array, solve: Role, geometry: _Geometry, lower
         is_saved = _patch_bytes(a, shapes) <= SAVED_PATCHES
         patches = _patches(known["x"] if is_saved else lax.optimization_barrier(known["x"]), geometry)
         return jnp.einsum("cpk,cpo->cko", patches, y.reshape(len(y), -1, out)).reshape(len(y), *shapes["kernel"])
-    if geometry.strides != (1, 1) or out > x_channels:  # fewer bytes: kernel times y, then sums of shifted images
+    # kernel times y and sums of shifted images, or patches of y and the kernel turned round: which writes fewer bytes
+    pixels = math.prod(shapes["y"][:3])
+    if geometry.strides != (1, 1) or pixels * x_channels <= pixels * out + x_channels * out:
         return _by_transposition(a, b, solve, geometry, "patches")
     rest = tuple((k - 1 - low, k - 1 - high) for k, (low, high) in zip(geometry.window, geometry.pads))
     back = _Geometry(geometry.output, geometry.window, (1, 1), rest)  # type: ignore[arg-type]
