@@ -83,8 +83,8 @@ class Task:
       devices: if given, the number of clients, which hold no data of their own: each round the examples of `clients`,
         as many shares as the cohort has clients, are allocated to the active ones (Fed-LAMB, Section 4).
       frozen: the arrays that its functions read but that are not trained.
-      client_weights: the clients' weights in a mean by examples, finite and above 0, (clients,); None: their numbers
-        of examples.
+      client_weights: the clients' weights in a mean by examples, finite and above 0, in a deployment whole numbers,
+        (clients,); None: their numbers of examples.
       is_pretrained: whether `init` starts from a trained model, so that runs also evaluate what it is before the first
         round.
 
