@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedoptax.report.load import Run
 from fedoptax.report.paired import LEAST_PAIRS, LEVEL, POINT, adjust_by_holm, compare_seeds
@@ -53,7 +54,7 @@ class Measure:
             return NAN
         if self.rounds == (0, 0):
             return float(run.summary.get("initial", {}).get(self.column, NAN))
-        values = run.rows.set_index("round")[self.column].astype(float).dropna()
+        values = pd.Series(run.rows[self.column].to_numpy(float, na_value=NAN), run.rows["round"]).dropna()
         if self.target is not None:
             means = values.rolling(self.window).mean()
             reached = means[means >= self.target] if self.higher else means[means <= self.target]

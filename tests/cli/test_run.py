@@ -33,6 +33,7 @@ def finished(tmp_path_factory):
     return out, printed.getvalue(), errors.getvalue()
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_run_writes_results_and_report_reads_them(finished, capsys):
     out, printed, errors = finished
     assert "test_accuracy" in printed and printed.endswith(f"results: {out}\n")
@@ -45,7 +46,7 @@ def test_run_writes_results_and_report_reads_them(finished, capsys):
     assert (out / "params.npz").is_file()
     assert fedoptax("report", out) == 0
     assert capsys.readouterr().out == f"report: {out / 'report.html'}\n"
-    assert {"report.html", "table.csv", "table.md", "history.csv", "figures"} <= {p.name for p in out.iterdir()}
+    assert {"report.html", "table.csv", "table.md", "history.csv"} <= {p.name for p in out.iterdir()}
 
 
 def test_resume_continues_a_run_and_run_does_not_overwrite_it(finished, capsys):
@@ -113,12 +114,12 @@ def test_own_algorithm_by_module_and_name(tmp_path):
     assert fedoptax("resume", "a", "--rounds", "5") == 0
 
 
-def test_a_function_is_a_task_whose_tuned_rates_are_compared(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("without_figures")
+def test_a_function_is_a_task_whose_tuned_rates_are_compared(tmp_path, capsys):
     code = "return fx.load_task('digits', model='logistic', num_clients=6)"
     Path("my_task.py").write_text(f"import fedoptax as fx\n\n\ndef make(partition):\n    {code}\n")
     small = ["--task", "my_task:make", "--rounds", "2"]
-    assert fedoptax("tune", *small, "--algorithm", "fedavg", "--trials", "3", "--out", "tuned") == 0
+    assert fedoptax("tune", *small, "--algorithm", "fedavg", "--trials", "2", "--out", "tuned") == 0
     best = json.loads((tmp_path / "tuned" / "tune.json").read_text())
     assert best["task"]["function"] == "my_task:make" and best["search"] == "zoom"
     assert "learning rates: preset" not in capsys.readouterr().err

@@ -193,8 +193,8 @@ def test_white_is_found_by_the_range_of_the_pixels(x, white):
 def test_pixels_are_divided_by_white(tmp_path):
     task, scaled = image_task(tmp_path, BYTES * 257), image_task(tmp_path, BYTES / 255)
     assert task.inputs == {"white": 65535} and "divided by 65535" in task.notes[1] and "by" not in scaled.notes[1]
-    params = task.init(jax.random.key(0))
-    losses = [t.loss(params, t.clients.client(0), jax.random.key(0)) for t in (task, scaled)]
+    params = jax.jit(task.init)(jax.random.key(0))
+    losses = [jax.jit(t.loss)(params, t.clients.client(0), jax.random.key(0)) for t in (task, scaled)]
     np.testing.assert_allclose(*losses, rtol=1e-6)
 
 

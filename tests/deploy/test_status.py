@@ -9,7 +9,7 @@ from command_line import fedoptax
 from federations import InMemory, need_flower, network_lines, run_in_memory, small_deployment
 from fedoptax.deploy.server import RawReply
 from fedoptax.errors import RunError
-from fedoptax.report.figures import draw_figures
+from fedoptax.report.figures import draw_phases
 from fedoptax.report.report import load_report
 from fedoptax.storage.history import read_rows
 
@@ -47,6 +47,6 @@ def test_status_shows_nodes_phases_and_who_was_left_out_by_name(tmp_path, capsys
     assert fedoptax("deploy", "status", out, "--json") == 0
     state = json.loads(capsys.readouterr().out)
     assert state["nodes"]["0"]["node"] == "clinic-a" and state["nodes"]["0"]["seen"] <= state["time"]
-    assert "network-seconds.svg" in draw_figures(load_report(out))
+    assert draw_phases(load_report(out).runs[0]) is not None
     assert fedoptax("deploy", "status", tmp_path) == 2
     assert "run_folder must be the folder of a deployment" in capsys.readouterr().err

@@ -103,6 +103,7 @@ def test_nodes_hold_what_the_clients_of_the_simulation_hold(tables):
     prepared = gather_statistics(made, Nodes(made, files), IDENTITY, lines.append, lambda seconds: None)
     task = fx.load_task(f"file:{whole}", schema=str(schema), model="linear")
     server, key = build_table_task(made, prepared), jax.random.key(0)
+    params = jax.jit(task.init)(key)
     assert server.client_names == ("node-0", "node-1", "node-2", "node-3")
     assert server.inputs["schema"] == task.inputs["schema"] and server.classes == task.classes
     np.testing.assert_allclose(server.inputs["fill"], task.inputs["fill"], rtol=1e-5)
@@ -112,8 +113,9 @@ def test_nodes_hold_what_the_clients_of_the_simulation_hold(tables):
             np.testing.assert_allclose(node.clients.client(0)[field], rows, rtol=1e-6)
         if node.test is not None:
             np.testing.assert_allclose(node.test["x"], task.test["x"][task.test_owners == i], rtol=1e-6)
-        params, batch = task.init(key), node.clients.client(0)
-        np.testing.assert_allclose(node.loss(params, batch, key), task.loss(params, batch, key), rtol=1e-5)
+        batch = node.clients.client(0)
+        losses = (jax.jit(one.loss)(params, batch, key) for one in (node, task))
+        np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def test_under_secure_aggregation_the_sums_are_the_same(tables):

@@ -133,9 +133,9 @@ def test_the_mean_of_fixed_point_numbers_is_the_mean_within_its_bound(limit, pre
     mean, total, w = SecureMean(limit), counted.sum(), counted[present]
     with jax.enable_x64(True):
         sent = Sent({"a": jnp.asarray(a), "steps": jnp.asarray(steps)}, jnp.asarray(losses))
-        summed = mean.sum(jnp.asarray(counted), sent)
+        summed = jax.jit(mean.sum)(jnp.asarray(counted), sent)
         rows = [jax.tree.map(lambda leaf, i=i: leaf[i], sent) for i in present]
-        found = jax.device_get(mean.divide(summed, jnp.asarray(total), rows[0]))
+        found = jax.device_get(jax.jit(mean.divide)(summed, jnp.asarray(total), rows[0]))
         coded = [np.asarray(mean.encode(share, row).upload["a"]) for share, row in zip(w, rows)]
     bound = len(present) / 2 * 2.0**-30 / total * 1.001
     error = np.abs(found.upload["a"] - np.tensordot(w, a[present], 1) / total)
@@ -150,9 +150,13 @@ def test_the_mean_of_fixed_point_numbers_is_the_mean_within_its_bound(limit, pre
 def test_numbers_beyond_the_range_are_clipped_and_no_sum_overflows():
     sent = Sent(jnp.asarray([[9.0, -9e30], [8.0, -8.0], [1e9, -np.inf]]), jnp.ones(3))
     shares = jnp.full(3, 1 / 3)
-    found = SecureMean(8.0).divide(
-        SecureMean(8.0).sum(shares, sent), jnp.sum(shares), Sent(sent.upload[0], sent.loss[0])
-    )
+
+    @jax.jit
+    def average(sent: Sent) -> Sent:
+        one = Sent(sent.upload[0], sent.loss[0])
+        return SecureMean(8.0).divide(SecureMean(8.0).sum(shares, sent), jnp.sum(shares), one)
+
+    found = average(sent)
     np.testing.assert_allclose(found.upload, [8, -8], rtol=1e-6)
 
 

@@ -30,11 +30,11 @@ def run(algorithm: fx.FedAlgorithm, rounds: int = ROUNDS, faults: Any = EVERYTHI
     return fx.run(line(), algorithm, rounds=rounds, faults=faults, **(OPTIONS | changes))
 
 
-def outcomes(round: int, faults: fx.Faults = EVERYTHING) -> tuple[np.ndarray, Outcome]:
+def outcomes(round: int) -> tuple[np.ndarray, Outcome]:
     key = jax.random.key(OPTIONS["seed"])
     cohort = sample_cohort(key, round, len(SIZES), OPTIONS["cohort_size"])
     steps = count_local_steps(jnp.asarray(SIZES)[cohort], LocalWork(OPTIONS["batch_size"]))
-    rates = faults.rates(client_speeds(f"lognormal:{faults.speed_spread}", key, len(SIZES)))
+    rates = EVERYTHING.rates(client_speeds(f"lognormal:{EVERYTHING.speed_spread}", key, len(SIZES)))
     return np.asarray(cohort), jax.tree.map(np.asarray, sample_outcomes(rates, key, round, cohort, steps))
 
 
@@ -77,11 +77,6 @@ def test_a_clients_outcome_does_not_depend_on_the_cohort():
     some = sample_outcomes(rates, key, 5, jnp.asarray([2, 11, 7]), jnp.full(3, 3))
     for a, b in zip(all_, some):
         np.testing.assert_array_equal(np.asarray(a)[[2, 11, 7]], np.asarray(b))
-
-
-def test_no_client_fails_without_rates_and_every_client_with_rate_1():
-    assert outcomes(0, fx.Faults())[1].answers.all()
-    assert outcomes(0, fx.Faults(dropout=1 - 1e-7))[1].dropped.all()
 
 
 # --- what a round makes of it ---

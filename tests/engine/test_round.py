@@ -77,10 +77,10 @@ SECURE = {"secure_aggregation": 4.0}
 ASYNCHRONOUS = {"asynchronous": 5, "cohort_size": 2, "rounds": 8, "speeds": "lognormal:1"}
 LOOP, VMAP, EAGER = {"client_loop": "loop"}, {"client_loop": "vmap"}, {"engine": "eager"}
 PAIRS = [  # algorithm, loss, what both have, the one, the other
-    ("scaffold", noisy_loss, MEDIAN, LOOP, VMAP),
+    ("fafed", noisy_loss, MEDIAN, LOOP, VMAP),
+    pytest.param("scaffold", noisy_loss, MEDIAN, LOOP, VMAP, marks=LONG),
     pytest.param("scaffold", noisy_loss, MEDIAN, LOOP, EAGER, marks=LONG),
-    ("fafed", masked_loss, SECURE, LOOP, VMAP),
-    ("noisy fedavg", masked_loss, {}, LOOP, EAGER),
+    ("noisy fedavg", masked_loss, SECURE, LOOP, EAGER),
     ("fedadam", masked_loss, ASYNCHRONOUS, LOOP, EAGER),
     pytest.param("fedadam", masked_loss, ASYNCHRONOUS, LOOP, VMAP, marks=LONG),
     pytest.param("fedadam", masked_loss, {**ASYNCHRONOUS, **LOOP}, {"examples": "stream"}, {}, marks=LONG),

@@ -30,7 +30,7 @@ TASK = small_task(test_owners=np.arange(11) % 3)
 CASES = [(switch, run, engine) for switch in SWITCHES for run in RUNS for engine in ("compiled", "eager")]
 CASES.remove(("disable_jit", "evaluated", "eager"))
 CASES.remove(("disable_jit", "with faults", "eager"))
-QUICK = {("debug_nans", "with faults", "compiled"), ("x64", "evaluated", "eager")}
+QUICK = {("debug_nans", "with faults", "compiled"), ("x64", "evaluated", "compiled")}
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def assert_equal(a: Any, b: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@pytest.mark.parametrize("engine", ["compiled", "eager"])
+@pytest.mark.parametrize("engine", ["compiled", pytest.param("eager", marks=pytest.mark.long)])
 def test_the_best_parameters_are_those_of_the_best_round(engine):
     result = whole(engine)
     values = {row["round"]: row["val_nll"] for row in result.history if row["val_nll"] is not None}

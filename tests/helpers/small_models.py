@@ -16,8 +16,12 @@ def init(model, seed=0):
 
 
 def some_params(model):
-    """Parameters without compiling an initializer."""
-    return jax.tree.map(lambda leaf: 0.1 * normal(leaf.size, leaf.shape), jax.eval_shape(model.init, KEY))
+    """Parameters, for which nothing is compiled."""
+
+    def make(leaf):
+        return jnp.asarray(0.1 * np.random.default_rng(leaf.size).normal(size=leaf.shape), jnp.float32)
+
+    return jax.tree.map(make, jax.eval_shape(model.init, KEY))
 
 
 def paths(params):

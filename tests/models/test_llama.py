@@ -27,12 +27,12 @@ def some_adapters(config: llama.LlamaConfig, lora: Lora = LORA) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_and_loss_are_those_of_transformers(tmp_path, kind):
     model, params = llama.from_pretrained(write_model(tmp_path, kind))
-    known, logits = json.loads(KNOWN.read_text())[kind], model.apply(params, jnp.asarray(TOKENS))
+    known, logits = json.loads(KNOWN.read_text())[kind], jax.jit(model.apply)(params, jnp.asarray(TOKENS))
     np.testing.assert_allclose(logits[:, ::2, ::37], known["logits"], rtol=1e-4, atol=1e-5)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], TOKENS[:, 1:])
     assert float(jnp.mean(losses[:, 3:])) == pytest.approx(known["loss_after_4"], rel=1e-5)
     half, narrow = llama.from_pretrained(tmp_path, "bfloat16")
-    assert half.apply(narrow, jnp.asarray(TOKENS)).dtype == jnp.bfloat16
+    assert jax.eval_shape(half.apply, narrow, jnp.asarray(TOKENS)).dtype == jnp.bfloat16
 
 
 def test_adapters_are_applied_as_if_they_were_merged(tmp_path):
@@ -45,13 +45,14 @@ def test_adapters_are_applied_as_if_they_were_merged(tmp_path):
         else w
         for name, w in params["layers"].items()
     }
-    want = model.apply({**params, "layers": merged}, tokens)
-    got = model.apply({**params, "lora": adapters}, tokens)
+    apply = jax.jit(model.apply)
+    want = apply({**params, "layers": merged}, tokens)
+    got = apply({**params, "lora": adapters}, tokens)
     np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4)
     fresh = init_adapters(config, LORA, jax.random.key(0))
     np.testing.assert_array_equal(model.apply({**params, "lora": fresh}, tokens), model.apply(params, tokens))
     dropped, _ = llama.from_pretrained(tmp_path, scale=LORA.scale, dropout=0.5)
-    assert not np.allclose(dropped.apply({**params, "lora": adapters}, tokens, jax.random.key(0)), got)
+    assert not np.allclose(jax.jit(dropped.apply)({**params, "lora": adapters}, tokens, jax.random.key(0)), got)
 
 
 def test_adapters_go_out_and_in(tmp_path):

@@ -15,7 +15,7 @@ def value(task: fx.Task, params: Any, i: int) -> tuple[float, Any]:
     """Loss and gradient of client i on all of its examples."""
     own = task.clients.client(i)
     batch = {**own, "mask": np.ones(len(next(iter(own.values()))), bool)}
-    loss, grads = jax.value_and_grad(task.loss)(params, batch, jax.random.key(0))
+    loss, grads = jax.jit(jax.value_and_grad(task.loss))(params, batch, jax.random.key(0))
     return float(loss), grads
 
 

@@ -48,7 +48,7 @@ def test_next_token_loss_is_the_mean_over_real_tokens(mask):
 
 def test_next_token_accuracy_leaves_out_padding_and_unscored_tokens():
     task, table, x, y = token_task()
-    metrics = task.metrics(task.init(KEY), {"x": jnp.asarray(x), "y": jnp.asarray(y)})
+    metrics = jax.jit(task.metrics)(task.init(KEY), {"x": x, "y": y})
     right, scored = (np.asarray(a) for a in metrics["accuracy"])
     np.testing.assert_array_equal(scored > 0, ~np.isin(y, [PAD, OOV, EOS]))
     np.testing.assert_array_equal(right, table[x].argmax(-1) == y)
@@ -67,9 +67,10 @@ def test_next_token_is_predicted_from_the_last_real_token():
 def test_bag_of_words_is_a_mean_over_all_words_of_the_post():
     ids = jnp.asarray([[3, 1, 3, 0], [0, 0, 0, 0], [2, 0, 0, 0]])
     words = jnp.asarray([5, 0, 1])
-    bag = bag_of_words(ids, words, 4, jnp.float32)
+    bag = jax.jit(bag_of_words, static_argnums=(2, 3))(ids, words, 4, jnp.float32)
     np.testing.assert_allclose(bag, [[0.2, 0, 0.4, 0], [0, 0, 0, 0], [0, 1, 0, 0]], rtol=1e-6)
-    np.testing.assert_array_equal(tag_indicators(ids, 4, jnp.float32), [[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 0]])
+    tags = jax.jit(tag_indicators, static_argnums=(1, 2))(ids, 4, jnp.float32)
+    np.testing.assert_array_equal(tags, [[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 0]])
 
 
 def test_recall_counts_all_tags_of_the_test_set():
@@ -105,10 +106,11 @@ def test_standardize_makes_a_blank_image_zero():
 
 
 def test_crop_takes_the_centre_in_evaluation_and_is_random_in_training_and_flips_half():
-    image = jnp.asarray(RNG.normal(size=(32, 32, 1)), jnp.float32)
-    np.testing.assert_array_equal(crop(image[None], None), standardize(image[None, 4:28, 4:28]))
-    windows = jnp.stack([image[top : top + 24, left : left + 24] for top in range(9) for left in range(9)])
-    allowed = np.asarray(standardize(jnp.concatenate([windows, windows[:, :, ::-1]])))
+    image, scale = RNG.normal(size=(32, 32, 1)).astype(np.float32), jax.jit(standardize)
+    centre = jax.jit(lambda images: crop(images, None))(image[None])
+    np.testing.assert_array_equal(centre, scale(image[None, 4:28, 4:28]))
+    windows = np.stack([image[top : top + 24, left : left + 24] for top in range(9) for left in range(9)])
+    allowed = np.asarray(scale(np.concatenate([windows, windows[:, :, ::-1]])))
     out = np.asarray(jax.jit(crop)(jnp.repeat(image[None], 100, axis=0), KEY))
     distances = np.abs(out[:, None] - allowed).max(axis=(2, 3, 4))
     assert distances.min(axis=1).max() < 1e-5
