@@ -27,20 +27,6 @@ TASK, ALGORITHM = small_task(), fx.fedadam(0.3, 0.1)
 VALIDATED = fx.with_validation(TASK, 0.3)
 
 
-def test_the_history_has_one_row_per_round():
-    result = fx.run(TASK, ALGORITHM, rounds=5, **OPTIONS)
-    assert [row["round"] for row in result.history] == [1, 2, 3, 4, 5]
-    assert [row["test_nll"] is not None for row in result.history] == [False, True, False, True, True]
-    size = 4 * sum(a.size for a in jax.tree.leaves(result.params))
-    assert all(row["bytes_down"] == row["bytes_up"] == 3 * size for row in result.history)
-    assert all(row["seconds"] > 0 and row["train_loss"] > 0 for row in result.history)
-    values = np.asarray(TASK.metrics(result.params, TASK.test)["nll"])
-    assert result.history[-1]["test_nll"] == pytest.approx(values.mean(), rel=1e-5)
-    frame = result.history.to_pandas()
-    assert len(frame) == 5 and np.isnan(frame["test_nll"][0])
-    assert (result.status, result.message, result.folder) == ("completed", None, None)
-
-
 def test_equal_seeds_give_equal_files_and_other_seeds_do_not(tmp_path):
     for name, seed in (("a", 3), ("b", np.int64(3)), ("c", 4)):
         fx.run(TASK, ALGORITHM, rounds=4, out=tmp_path / name, **(OPTIONS | {"seed": seed}))

@@ -145,29 +145,8 @@ def test_product_has_derivatives_of_every_order_and_mode(derive):
 FEATURES, GROUPS = 6, 3
 
 
-def group_norm(epsilon=1e-5):
-    return functional(lambda rngs: GroupNorm(FEATURES, GROUPS, epsilon))
-
-
-def group_norm_params(dtype=jnp.float32):
-    return {"scale": normal(1, (FEATURES,), dtype), "bias": normal(2, (FEATURES,), dtype)}
-
-
-def group_norm_in_numpy(x, scale, bias, epsilon):
-    n, height, width, features = x.shape
-    groups = x.reshape(n, height, width, GROUPS, features // GROUPS)
-    mean, variance = (f(groups, axis=(1, 2, 4), keepdims=True) for f in (np.mean, np.var))
-    return ((groups - mean) / np.sqrt(variance + epsilon)).reshape(x.shape) * scale + bias
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float64, 1e-12), (jnp.bfloat16, 0.02)])
-def test_group_norm_normalizes_each_group(dtype, tolerance):
-    with jax.enable_x64(dtype == jnp.float64), jax.numpy_dtype_promotion("strict"):
-        x, weights = normal(0, (2, 3, 4, FEATURES), dtype), group_norm_params(dtype)
-        y = jax.jit(group_norm(epsilon=0.1).apply)(weights, x)
-    assert y.dtype == dtype
-    expected = group_norm_in_numpy(*(np.asarray(a, np.float64) for a in (x, weights["scale"], weights["bias"])), 0.1)
-    np.testing.assert_allclose(np.asarray(y, np.float64), expected, rtol=tolerance, atol=tolerance)
+def group_norm():
+    return functional(lambda rngs: GroupNorm(FEATURES, GROUPS, 1e-5))
 
 
 @pytest.mark.parametrize("order", ["gradient", "of gradients"])
@@ -181,7 +160,8 @@ def test_group_norm_has_the_gradients_of_flax(order):
         return jax.grad(lambda *args: sum(jnp.sum(jnp.cos(g)) for g in jax.tree.leaves(gradient(*args))), (0, 1))(*args)
 
     with jax.enable_x64(True):
-        args = group_norm_params(jnp.float64), normal(0, (2, 3, 4, FEATURES), jnp.float64)
+        weights = {name: normal(seed, (FEATURES,), jnp.float64) for seed, name in enumerate(("scale", "bias"), start=1)}
+        args = weights, normal(0, (2, 3, 4, FEATURES), jnp.float64)
         ours, expected = (jax.jit(partial(gradients, model))(*args) for model in (group_norm(), theirs))
     assert_all_close(ours, expected, rtol=1e-9, atol=1e-9)
 
