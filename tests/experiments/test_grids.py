@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedoptax as fx
-from fedoptax.errors import UsageError
 from fedoptax.experiments.build import wrap
 from fedoptax.experiments.grids import Zoom, coarse_rates, complete_grid, edges, log_grid, points, suggest_by_zoom
 from fedoptax.experiments.grids import parse_grids as grids_of
@@ -44,10 +43,8 @@ def test_points_vary_the_last_name_fastest_and_have_edges():
         *("client_lr=1..", "client_lr=..1", "client_lr=1e-3..inf", "client_lr=,"),
     ],
 )
-def test_wrong_grids_are_refused_in_one_line(text):
-    with pytest.raises(UsageError) as error:
-        parse_grids([text], ["fedadam"])["fedadam"]
-    assert "grid" in str(error.value) and "\n" not in str(error.value)
+def test_wrong_grids_are_refused(text):
+    refused(lambda: parse_grids([text], ["fedadam"]), "grid")
 
 
 def test_grids_go_to_the_algorithms_that_have_their_names():
@@ -126,7 +123,6 @@ def test_privacy_is_inside_and_compression_outside():
         ({"compress": "sign:x=1"}, "compress sign"), ({"compress": "sign:"}, "compress sign"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_reported_in_one_line(options, argument):
-    with pytest.raises(fx.UsageError, match=f"^{argument}") as error:
+def test_a_mistake_is_refused_by_name(options, argument):
+    with pytest.raises(fx.UsageError, match=f"^{argument}"):
         wrap(fx.fedavg(0.1), **options)
-    assert "\n" not in str(error.value)
