@@ -28,10 +28,9 @@ setup: $(READY)  ## make the virtual environment
 demo: $(READY)   ## compare adaptive optimizers on non-iid digits; ends with the path of the report
 	$(BIN)/fedoptax compare --task digits --algorithms fedavg,fedavgm,fedadagrad,fedadam,fedyogi,fedams --seeds 3 --rounds 100 --out $(DEMO_OUT) --overwrite
 
-# Most of the tests' time was XLA's code generation: with the first two options they take about 0.65 of the processor
-# time (in turn, 2026-11-23), with one module per program 0.9 of that. `make test-all` compiles as users do.
-CHEAP_CODE = XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
-  --xla_cpu_parallel_codegen_split_count=1"
+# Most of the tests' time was XLA's code generation: with these options they take about 0.65 of the processor time
+# (in turn, 2026-11-23). `make test-all` compiles as users do.
+CHEAP_CODE = XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
 test: $(READY)   ## the tests (3 to 5 minutes on 2 cores)
 	$(CHEAP_CODE) $(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not long"
