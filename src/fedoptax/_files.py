@@ -65,10 +65,8 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
-    try:
+    with reading(f"'{path}'", "JSON"):
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"'{path}' cannot be read: {shorten(getattr(error, 'strerror', None) or error)}") from error
     if not isinstance(value, dict):
         raise RunError(f"'{path}' is damaged: it must be a JSON object")
     return value
@@ -138,5 +136,5 @@ def reading(name: object, kind: str) -> Iterator[None]:
     except (UsageError, DataError):
         raise
     except Exception as error:
-        reason = shorten(error if " " in str(error) else repr(error))
+        reason = shorten(getattr(error, "strerror", None) or (error if " " in str(error) else repr(error)))
         raise DataError(f"{name} cannot be read as {kind}: {reason}") from error

@@ -41,7 +41,6 @@ def bar(
 
 
 def _lines(description: str, total: int, done: int, each: int) -> Update:
-    """Make an observer that prints a line now and then."""
     begun = last = time.monotonic()
 
     def update(now: int, note: str) -> None:

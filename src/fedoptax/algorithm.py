@@ -107,10 +107,8 @@ class FedAlgorithm(NamedTuple, Generic[Server, Message, Client, Upload]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if any("<locals>" in getattr(part, "__qualname__", "") for part in self):
-            raise UsageError(
-                "a FedAlgorithm cannot be pickled, as its functions cannot: send its constructor and hyper-parameters, "
-                "such as functools.partial(fedoptax.fedadam, 0.1, 0.03)"
-            )
+            remedy = "send its constructor and hyper-parameters, as functools.partial(fedoptax.fedadam, 0.1, 0.03)"
+            raise UsageError(f"a FedAlgorithm cannot be pickled, as its functions cannot: {remedy}")
         return FedAlgorithm, tuple(self)
 
     def __deepcopy__(self, memo: Any) -> "FedAlgorithm":

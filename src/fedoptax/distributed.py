@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from fedoptax._files import to_plain
 from fedoptax.errors import RunError, UsageError, check_int
@@ -63,13 +64,13 @@ def place_among_all() -> tuple[int, int]:
     return (jax.process_index(), jax.process_count()) if is_distributed() else (0, 1)
 
 
-def run_on_all_or_fail(action: Callable[[], T]) -> T:
-    """Return what `action` returns; if it fails in one process, it fails in all with the first process's error."""
+def run_on_all_or_fail(action: Callable[..., T], *about: Any) -> T:
+    """Return `action(*about)`; if it fails in one process, it fails in all with the first process's error."""
     if not is_distributed():
-        return action()
+        return action(*about)
     error: Exception | None = None
     try:
-        value = action()
+        value = action(*about)
     except Exception as caught:
         error = caught
     failed = np.flatnonzero(gather_from_all(np.int32(error is not None)))
@@ -92,8 +93,6 @@ def gather_from_all(array: np.ndarray | np.generic) -> np.ndarray:
     """Return the arrays of all processes, equal in shape and dtype, stacked in the processes' order."""
     if not is_distributed():
         return np.asarray(array)[None]
-    from jax.experimental import multihost_utils
-
     return np.asarray(multihost_utils.process_allgather(array)).reshape(jax.process_count(), *array.shape)
 
 
@@ -108,8 +107,6 @@ def broadcast(value: T, source: int = 0) -> T:
 
 
 def _broadcast_bytes(data: bytes, length: int, is_source: bool) -> bytes:
-    from jax.experimental import multihost_utils
-
     content: Any = np.frombuffer(data if is_source else bytes(length), np.uint8)
     pieces = [content[i : i + _PIECE] for i in range(0, length, _PIECE)]
     return b"".join(np.asarray(multihost_utils.broadcast_one_to_all(piece, is_source)).tobytes() for piece in pieces)

@@ -9,6 +9,7 @@ import math
 import operator
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -90,6 +91,15 @@ def check_number(
         raise UsageError(f"{name} must be {kind}{allowed}, got {value!r}")
     if number and not 2.0**-126 <= abs(number) < 2.0**128:
         raise UsageError(f"{name} must be a number of float32's range, got {value!r}")
+
+
+def parse_number(name: str, text: str, low: float, **bounds: Any) -> float:
+    """Return the number that a text is, see `check_number`."""
+    value: Any = text
+    with suppress(ValueError):
+        value = float(text)
+    check_number(name, value, low, **bounds)
+    return value
 
 
 def check_positive(**values: Any) -> None:

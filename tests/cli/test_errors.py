@@ -1,11 +1,8 @@
 """Wrong input: one line that names the argument, the exit status, and nothing written or lost."""
 
-from pathlib import Path
-
 import pytest
 
 from command_line import SMALL, fedoptax
-from run_folders import ramp, write_run
 
 TUNE = ["tune", "--algorithm", "fedavg", "--grid", "client_lr=0.1,1"]
 
@@ -13,7 +10,7 @@ WRONG = [
     (["run", "--task", "digit"], 2, "digits"), (["run", "--algorithm", "fedadm"], 2, "fedadam"),
     (["run", "--algoritm", "fedadam"], 2, "--algoritm"),
     (["run", "--algorithm", "fedavg,fedadam"], 2, "compare --algorithms"),
-    (["run", "--algorithm", "./own.py:make", "--preset", "none"], 2, "'own:make'"),
+    (["run", "--algorithm", "./own.py:make", "--preset", "none"], 2, "MODULE:FUNCTION"),
     (["run", "--task", "file:nothing.csv"], 2, "nothing.csv"),
     (["run", "--lr", "0.1"], 2, "--set client_lr=VALUE"), (["run", "--set", "client_lr=fast"], 2, "number"),
     (["run", "--stop-after", "5:val_loss"], 2, "--validation-fraction"),
@@ -63,17 +60,6 @@ def test_folder_that_cannot_be_written_is_named(tmp_path, capsys):
     assert fedoptax("run", *SMALL, "--out", tmp_path / "file" / "a") == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("fedoptax: ") and str(tmp_path / "file") in error
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_unrelated_results_below_a_folder_are_not_merged(capsys):
-    write_run(Path("old/x/a"), ramp(0.9))
-    write_run(Path("new"), ramp(0.8))
-    assert fedoptax("report", "old") == 0
-    capsys.readouterr()
-    assert fedoptax("report", ".") == 2
-    printed = capsys.readouterr().err
-    assert printed.count("\n") == 1 and "'old/x/a' (digits)" in printed and "'new' (digits)" in printed
 
 
 def test_loss_that_ends_above_its_start_is_told(capsys):

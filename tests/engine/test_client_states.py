@@ -36,8 +36,6 @@ def test_rows_are_initial_until_their_client_comes_back_and_are_saved(tmp_path):
         np.testing.assert_array_equal(rows["a"][:, 0], [1, 1, 4, 1, 1, 3, 1, 2, 1])  # 2: +2 then +1; 5: +2; 7: +1
         np.testing.assert_array_equal(rows["b"][0].astype("f4"), np.array([3, 3, 6, 3, 3, 5, 3, 4, 3], "f4"))
         assert (rows["b"][0].dtype, rows["b"][1].dtype) == (jnp.bfloat16, np.int32)
-    with pytest.raises(ValueError, match="belong to another experiment"):
-        OnHost(INITIAL, 8).load(tmp_path)
 
 
 def test_states_and_examples_that_do_not_fit_are_elsewhere(monkeypatch):

@@ -167,7 +167,7 @@ REFUSALS: list[tuple[Callable[[Path], object], str]] = [
         for own, argument in (
             ({"personalize": 2}, "STEPS:LR"),
             ({"personalize": 0}, "personalize"),
-            ({"personalize": "2:fast"}, "STEPS:LR"),
+            ({"personalize": "2:fast"}, "personalize's LR must be a number"),
             ({"personalize": "2:0.1", "examples": "stream"}, "on the device"),
         )
     ),

@@ -39,5 +39,3 @@ from fedoptax.algorithms.shared_state import local_adaalter, lookahead
 from fedoptax.algorithms.stem import stem
 
 ALGORITHMS: dict[str, Callable[..., FedAlgorithm]] = {name: globals()[name] for name in names.ALGORITHMS}
-
-__all__ = ["ALGORITHMS", "fafed_schedule", "fafed_theory", "fedopt", "with_prox", *ALGORITHMS]

@@ -40,7 +40,7 @@ def check(options: Check) -> None:
         print(json.dumps({name: [row._asdict() for row in rows] for name, rows in reports.items()}, indent=1))
     else:
         lines = [[name, *row] for name, rows in reports.items() for row in rows]
-        print_table([["data set", "file", "status", "detail"], *lines, ["", *published.cache_row()]], left=True)
+        print_table([["data set", "file", "status", "detail"], *lines], left=True)
     if options.names and (incomplete := [name for name, rows in reports.items() if not published.is_complete(rows)]):
         raise RunError(f"incomplete: {', '.join(incomplete)}")
 

@@ -186,13 +186,11 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
 
 
 def _print_simulation(deployment: Deployment) -> None:
-    """Print the command of the equal simulation."""
     if command := simulation_command(deployment):
         print(f"the same in simulation: {command}", file=sys.stderr)
 
 
 def _run(federation: LocalFederation, out: Path, overrides: dict[str, Any], label: str) -> None:
-    """Run the federation's app and wait for its end."""
     work, before = federation.work, read_summary(out)
     config, log = work / "run-config.toml", work / "run-log.txt"
     write_atomically(config, tomli_w.dumps(overrides).encode())

@@ -52,10 +52,8 @@ class Command(typer.core.TyperCommand):
 def add_command(group: typer.Typer, name: str, form: Any, function: str) -> None:
     """Add a command whose parameters are the fields of `form`; `function`, MODULE:NAME of this room, does its work."""
     parameters = parameters_of(form)
-    flags = {}
-    for key, (_, _, about) in parameters.items():
-        if isinstance(about, Option):
-            flags[key.rstrip("_")] = about.flags[-1] if about.flags else f"--{key.rstrip('_').replace('_', '-')}"
+    declared = {key.rstrip("_"): one.about for key, one in parameters.items() if isinstance(one.about, Option)}
+    flags = {key: about.flags[-1] if about.flags else f"--{key.replace('_', '-')}" for key, about in declared.items()}
 
     def work(**values: Any) -> None:
         if group is deploy and find_spec("flwr") is None:

@@ -92,11 +92,6 @@ def _read(name: str, parameter: Parameter, value: Any) -> Any:
     return value
 
 
-def check_algorithms(name: str, value: str) -> None:
-    """Check the names of algorithms."""
-    split_algorithms(value)
-
-
 class AlgorithmOptions(Form):
     """One algorithm."""
 
@@ -188,7 +183,8 @@ class Compare(SearchOptions, ExperimentOptions):
     """
 
     run: dict[str, Any] = options_from(RunOptions, lambda name, about: name != "seed")
-    algorithms: str = of_algorithm("Names separated by commas, or all.", "fedavg,fedadam", check=check_algorithms)
+    algorithms: str = of_algorithm("Names separated by commas, or all.", "fedavg,fedadam",
+        check=lambda name, value: split_algorithms(value))  # fmt: skip
     seeds: int = option("Number of seeds (0, 1, ...) for each algorithm.", 3, group="Rounds")
     tune: bool = of_search("First search every algorithm's learning rates, with equal budgets.", False)
     budget: int | None = of_search("Points per algorithm, with --tune. [default: 16]")
@@ -282,7 +278,7 @@ class Bytes(JsonOption, TaskOptions):
     """
 
     algorithms: str = of_algorithm("Names separated by commas, or all.", "all", flags=("--algorithm", "--algorithms"),
-        check=check_algorithms)  # fmt: skip
+        check=lambda name, value: split_algorithms(value))  # fmt: skip
     set_: dict[str, Any] = of_algorithm(SETTINGS, {}, metavar=PAIRS)
     run: dict[str, Any] = options_from(RunOptions, lambda name, about: name in ("rounds", "cohort_size"))
 

@@ -1,7 +1,5 @@
 """Output of commands. It imports JAX only when needed, because `fedoptax list` uses it, too."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -49,18 +47,15 @@ def print_summary(folder: Path, as_json: bool) -> None:
     print(f"results: {folder}")
 
 
-def warn_if_loss_increased(task: Task, losses: Mapping[str, float | None], options: Mapping[str, Any]) -> None:
+def warn_if_loss_increased(task: "Task", losses: Mapping[str, float | None], options: Mapping[str, Any]) -> None:
     """Print a warning for each algorithm whose training loss at the end is far above the one before the first round."""
     from fedoptax.engine.evaluation import initial_loss
 
     start = initial_loss(task, options.get("seed", 0), options["batch_size"])
     for name, end in losses.items():
         if end is not None and 0 < start < end / FAR:
-            print(
-                f"warning: {name} ends with train_loss {end:.4g}, far above the {start:.4g} before the first round: "
-                "its learning rates may be too high",
-                file=sys.stderr,
-            )
+            rise = f"ends with train_loss {end:.4g}, far above the {start:.4g} before the first round"
+            print(f"warning: {name} {rise}: its learning rates may be too high", file=sys.stderr)
 
 
 def print_table(rows: list[list[str]], left: bool = False) -> None:

@@ -77,16 +77,17 @@ def resume(options: Resume) -> None:
     if options.workers and not (is_comparison or is_search):
         raise UsageError("workers is for a comparison or a search only")
     with errors_name(folder), open_executor(options.workers, folder) as executor:
+        how = tuning.Execution(executor=executor)
         if is_comparison:
             compared = comparison.Comparison.read(folder)
             compared = replace(compared, options=compared.options | changes)
             task = reload_task(compared.task, data_dir)
-            report_comparison(comparison.run_comparison(task, compared, folder, executor=executor))
+            report_comparison(comparison.run_comparison(task, compared, folder, how))
         elif is_search:
             search = tuning.Search.read(folder)
             search = replace(search, options=search.options | changes)
             task = reload_task(search.task, data_dir)
-            report_search(tuning.run_search(task, search, folder, executor=executor))
+            report_search(tuning.run_search(task, search, folder, how))
         elif not is_distributed() and "deployment" in _read_config(folder, changes):
             _resume_deployment(options, changes)
         else:
@@ -94,15 +95,12 @@ def resume(options: Resume) -> None:
 
 
 def _resume_deployment(options: Resume, changes: Mapping[str, Any]) -> None:
-    """Continue a deployment that runs on this machine."""
     from fedoptax.cli.deploy import local  # needs Flower
 
     folder = options.folder
     if not folder.with_name(f"{folder.name}-network").is_dir():
-        raise UsageError(
-            f"'{folder}' is a deployment on other machines: continue with flwr run and resume=true, or here with "
-            f"fedoptax deploy local --resume {folder} --app FOLDER"
-        )
+        remedy = f"with flwr run and resume=true, or here with fedoptax deploy local --resume {folder} --app FOLDER"
+        raise UsageError(f"'{folder}' is a deployment on other machines: continue {remedy}")
     for name in changes.keys() - {"resume_round", "rounds"}:
         raise UsageError(f"{name} does not apply to a deployment")
     rounds = {name: value for name, value in changes.items() if name == "rounds"}

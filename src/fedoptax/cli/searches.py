@@ -82,9 +82,7 @@ def _best_of_searches(folders: list[Path], names: list[str], task: Task, setting
         result = tuning.SearchResult.read(folder)
         name, of = result.search.algorithm, result.search.task
         if name not in names or of["name"] != task.name:
-            raise UsageError(
-                f"from: '{folder}' is a search for {name} on task '{of['name']}', which is not compared here"
-            )
+            raise UsageError(f"from: '{folder}' is a search for {name} on task '{of['name']}', which is not compared")
         settings.hyperparameters[name] = result.hyperparameters
         tuned.append(name)
     return tuned

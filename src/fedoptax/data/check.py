@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedoptax.data.cache import ENVIRONMENT, cache_dir
+from fedoptax._files import writing
 from fedoptax.data.datasets import cifar, emnist, mnist, shakespeare, wikitext
 from fedoptax.data.datasets.source import Load, open_clients
 from fedoptax.data.files import find_data_dir, find_file, read_file, require_file
@@ -71,14 +71,6 @@ def is_complete(rows: list[Row]) -> bool:
     return not any(row.status in ("differs", "broken") for row in rows) and rows[-1].status == "ok"
 
 
-def cache_row() -> Row:
-    """Return the size and the folder of the decoded copies of data sets."""
-    folder = cache_dir()
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    detail = f"{size / 1e6:,.1f} MB of decoded copies; you may delete them; {ENVIRONMENT} sets another folder"
-    return Row(str(folder), "ok" if size else "missing", detail)
-
-
 def _read(name: str, data_dir: str | Path | None) -> Row:
     published = DATA_SETS[name].counts
     try:
@@ -128,8 +120,8 @@ def fetch(name: str, data_dir: str | Path | None = None, progress: bool | None =
 
     Raises:
       UsageError: an unknown name.
-      DataError: no server has the published file (the message names addresses and folder for doing it by hand), or the
-        folder cannot be written.
+      DataError: no server has the published file; the message names addresses and folder for doing it by hand.
+      RunError: the folder cannot be written.
     """
     check_choice("data set", name, DATA_SETS)
     folder = find_data_dir(data_dir) / name
@@ -137,11 +129,9 @@ def fetch(name: str, data_dir: str | Path | None = None, progress: bool | None =
         raise DataError(f"{name} {DATA_SETS[name].by_hand}")
     for item in DATA_SETS[name].downloads:
         if not has_files(folder, item.files):
-            try:
+            with writing(folder):
                 _retrieve(item, folder, sys.stderr.isatty() if progress is None else progress)
                 _keep_members(item, folder)
-            except OSError as error:
-                raise DataError(f"'{folder}' cannot be written: {error.strerror or error}") from None
     return folder
 
 
@@ -164,10 +154,8 @@ def _retrieve(item: Download, folder: Path, progress: bool) -> None:
             return
         except (OSError, EOFError, ValueError) as error:  # of the network or the disk; another hash than the published
             reasons.append(f"{url} ({shorten(error, 160)})")
-    raise DataError(
-        f"{item.name} not downloaded: {'; '.join(reasons)}; without a network, put the file into {folder} "
-        "and run this again"
-    )
+    remedy = f"without a network, put the file into {folder} and run this again"
+    raise DataError(f"{item.name} not downloaded: {'; '.join(reasons)}; {remedy}")
 
 
 def _keep_members(item: Download, folder: Path) -> None:

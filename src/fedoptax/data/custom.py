@@ -128,9 +128,7 @@ def _load_arrays(path: Path, features: str = "x", label: str = "y", client: str 
         ends = ("", "_test") if any(f"{name}_test" in archive for name in names) else ("",)
         readers.check_columns(path, archive.files, [f"{name}{end}" for end in ends for name in names])
         columns = [[(f"{path}: '{name}{end}'", archive[f"{name}{end}"]) for name in names] for end in ends]
-    parts = [
-        _Part(readers.as_numbers(*x), _as_names(*y), *(_as_names(*ids) for ids in rest)) for x, y, *rest in columns
-    ]
+    parts = [_Part(readers.as_numbers(*x), _as_names(*y), *(_as_names(*c) for c in rest)) for x, y, *rest in columns]
     return _build(str(path), *parts)
 
 
@@ -147,8 +145,6 @@ def _load_table(
         others = [name for name in header if name not in (*texts, *drop)]
         columns = others if features is None else [features] if isinstance(features, str) else list(features)
         readers.check_columns(path, header, [*texts, *columns, *drop])
-        if not columns:
-            raise DataError(f"{path} has no columns of features besides {', '.join(texts)}")
         schema = infer_file(path, label, client, target, columns, **cells)
     else:
         schema = schema.without(drop)
@@ -204,7 +200,6 @@ def _as_names(where: str, values: Any) -> list[str]:
 
 
 def _build(where: str, train: _Part, test: _Part | None = None, *, class_names: Sequence[str] | None = None) -> Source:
-    """Number the classes and the clients of both parts."""
     if len(train.x) == 0:
         raise DataError(f"{where} has no training examples")
     test = test or _Part(train.x[:0], train.y[:0], None if train.client is None else [])

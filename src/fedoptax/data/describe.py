@@ -1,23 +1,17 @@
 """A first look at a table: the kinds of its columns, and warnings."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedoptax.data.readers import check_columns, find_separator, read_frame
+from fedoptax.data.readers import DataFrame, Series, check_columns, find_separator, read_frame
 from fedoptax.data.schema import DATES, EMPTY, ColumnSchema, Schema, Target, as_texts, sort_names, to_days
 from fedoptax.errors import DataError, UsageError, check_choice, shorten
-
-if TYPE_CHECKING:
-    import pandas
 
 NUMBER = re.compile(r"[+-]?(?!0[0-9])([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 PADDED = re.compile("[+-]?0[0-9]+")  # "007" is a name
@@ -59,7 +53,7 @@ def infer_file(
 
 
 def infer_schema(
-    frame: pandas.DataFrame, label: str, client: str | None = None, target: str | None = None,
+    frame: DataFrame, label: str, client: str | None = None, target: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Schema:  # fmt: skip
     """Infer the kinds of a table's columns; the `notes` of the result explain the choices.
@@ -79,7 +73,7 @@ def infer_schema(
     return Schema(_infer_target(label, frame[label], target), schemas, client, notes=tuple(notes))
 
 
-def describe_target(frame: pandas.DataFrame, schema: Schema) -> str:
+def describe_target(frame: DataFrame, schema: Schema) -> str:
     """Describe the target."""
     texts = [text for text in as_texts(frame[schema.target.column]) if text is not None]
     if schema.target.kind == "number":
@@ -91,7 +85,7 @@ def describe_target(frame: pandas.DataFrame, schema: Schema) -> str:
     return f"{schema.target.column!r} is one of {len(schema.target.classes)} classes ({', '.join(shares)}){positive}"
 
 
-def find_faults(frame: pandas.DataFrame, schema: Schema) -> list[str]:
+def find_faults(frame: DataFrame, schema: Schema) -> list[str]:
     """Return warnings about a table, one line each, besides the `notes` of the schema."""
     lines = []
     y = np.array([text or "" for text in as_texts(frame[schema.target.column])], object)
@@ -136,8 +130,7 @@ def _tells_label(x: np.ndarray, y: np.ndarray, schema: Schema) -> bool:
     return bool(rarer) and max(f1_score(y, tree.predict(x), labels=rarer, average=None, zero_division=0)) > 0.95
 
 
-def _infer_column(column: pandas.Series[Any]) -> tuple[ColumnSchema, str]:
-    """Return the kind of a column, with a note if it is not obvious."""
+def _infer_column(column: Series) -> tuple[ColumnSchema, str]:
     from pandas.api import types
 
     if types.is_numeric_dtype(column.dtype) and not types.is_bool_dtype(column.dtype) and column.notna().any():
@@ -177,7 +170,7 @@ def _infer_column(column: pandas.Series[Any]) -> tuple[ColumnSchema, str]:
     return ColumnSchema("category", categories, missing=missing), ""
 
 
-def _find_ids(frame: pandas.DataFrame, numbers: Sequence[str], client: str | None) -> list[str]:
+def _find_ids(frame: DataFrame, numbers: Sequence[str], client: str | None) -> list[str]:
     """Find columns of whole numbers of which hardly any occurs twice, and those that are constant in each client."""
     lines, count = [], len(frame)
     sizes = 0 if client is None or list(frame.columns).count(client) != 1 else frame[client].nunique()
@@ -192,7 +185,7 @@ def _find_ids(frame: pandas.DataFrame, numbers: Sequence[str], client: str | Non
     return lines
 
 
-def _infer_target(label: str, column: pandas.Series[Any], kind: str | None) -> Target:
+def _infer_target(label: str, column: Series, kind: str | None) -> Target:
     texts = [text for text in as_texts(column) if text is not None]
     different, are_numbers = set(texts), all(map(NUMBER.fullmatch, texts))
     has_decimals = are_numbers and any(not re.fullmatch("[+-]?[0-9]+", text) for text in different)
@@ -201,10 +194,8 @@ def _infer_target(label: str, column: pandas.Series[Any], kind: str | None) -> T
         kind = "number" if is_unclear and are_numbers else "class"
     if kind is None and is_unclear:
         what = "decimals" if has_decimals else "values"
-        raise UsageError(
-            f"label column {label!r} has {len(different)} different {what}: say whether it is a number to predict or "
-            "classes by --task-set target=number or target=class (target=), or in a schema"
-        )
+        remedy = "by --task-set target=number or target=class (target=), or in a schema"
+        raise UsageError(f"label column {label!r} has {len(different)} different {what}: say what it is {remedy}")
     if kind == "number":
         return Target(label, "number")
     classes = sort_names(different)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedoptax.data.cache import ArrayWriter, open_arrays, write_arrays
+from fedoptax.data.cache import Rows, open_arrays, write_arrays
 from fedoptax.errors import DataError, check_type, shorten
 
 _FIELD, _OFFSETS = "field-", "offsets"  # names of the arrays on disk
@@ -55,11 +55,9 @@ class FederatedData:
     def from_groups(cls, examples: dict[str, np.ndarray], groups: ArrayLike) -> FederatedData:
         """Take a central data set whose rows lie client after client, by the client of each, (n,); nothing is copied.
 
-        Groups that decrease or have another shape are a `DataError`, as are NaN and infinity.
+        NaN and infinity are a `DataError`.
         """
         ids = np.asarray(groups)
-        if ids.ndim != 1 or len(ids) == 0 or not np.all(ids[1:] >= ids[:-1]):
-            raise DataError("groups must be one number per row, never decreasing, for at least one row")
         starts = np.flatnonzero(ids[1:] != ids[:-1]) + 1
         return cls(examples, np.concatenate([[0], starts, [len(ids)]]))
 
@@ -71,15 +69,14 @@ class FederatedData:
         time is in memory. It is a `DataError` as in `from_clients`, and for a folder that cannot be written.
         """
 
-        def build(writer: ArrayWriter) -> None:
+        def rows() -> Rows:
             sizes = [0]
             for fields in _fields_of_clients(clients):
                 sizes.append(_length(fields))
-                for name, array in fields.items():
-                    writer.append(_FIELD + name, array)
-            writer.append(_OFFSETS, np.cumsum(sizes))
+                yield from ((_FIELD + name, array) for name, array in fields.items())
+            yield _OFFSETS, np.cumsum(sizes)
 
-        write_arrays(Path(folder), build)
+        write_arrays(Path(folder), rows())
 
     @classmethod
     def open(cls, folder: str | Path) -> FederatedData:

@@ -46,10 +46,8 @@ def require_file(data_dir: str | Path | None, dataset: str, *names: str) -> Path
             return path
     published = DATA_SETS.get(dataset)
     how = (published and published.by_hand) or f"`fedoptax data fetch {dataset}` downloads it"
-    raise DataError(
-        f"{names[0]} not found in {folder}: {how}; --data-dir (data_dir=) or {ENVIRONMENT} names the folder that "
-        f"holds '{dataset}'"
-    )
+    where = f"--data-dir (data_dir=) or {ENVIRONMENT} names the folder that holds '{dataset}'"
+    raise DataError(f"{names[0]} not found in {folder}: {how}; {where}")
 
 
 def read_file(path: Path) -> bytes:

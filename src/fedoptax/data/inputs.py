@@ -13,16 +13,14 @@ A model says in plain data how its examples are read (`Task.inputs`):
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedoptax.data import readers
+from fedoptax.data.readers import DataFrame
 from fedoptax.data.schema import Schema
 from fedoptax.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    import pandas
 
 Fields = Mapping[str, Any]
 """The form of one example: name -> something with `shape` and `dtype`."""
@@ -32,7 +30,7 @@ TEXT = "text"  # the column of a table that holds texts, and what is known of th
 
 def read_inputs(
     path: Path, inputs: Mapping[str, Any], fields: Fields, classes: Sequence[str]
-) -> tuple[dict[str, np.ndarray], "pandas.DataFrame"]:
+) -> tuple[dict[str, np.ndarray], DataFrame]:
     """Read the examples in a file (.csv, .tsv, .parquet, .npz) or in a folder of images, in the order of their paths.
 
     Also returns a table that identifies the examples: the other columns of a table, or the images' paths. A file that
@@ -116,7 +114,6 @@ def _convert(name: str, values: Any, form: Any, inputs: Mapping[str, Any]) -> np
 
 
 def _decode(files: Sequence[Path], white: float, form: Any) -> dict[str, np.ndarray]:
-    """Read images in the model's size and channels."""
     height, width, channels = form.shape
     images = readers.stack_images([(str(file), file) for file in files], (height, width)).astype(np.float32)
     if channels == 1 and images.shape[-1] == 3:
@@ -126,9 +123,7 @@ def _decode(files: Sequence[Path], white: float, form: Any) -> dict[str, np.ndar
     return {"x": (np.rint(images) if is_whole else images).astype(form.dtype)}
 
 
-def _encode(
-    texts: Sequence[str], inputs: Mapping[str, Any], fields: Fields, classes: Sequence[str]
-) -> dict[str, np.ndarray]:
+def _encode(texts: Sequence[str], inputs: Mapping, fields: Fields, classes: Sequence[str]) -> dict[str, np.ndarray]:
     """Number the tokens of texts; of a text that is too long the end counts, of a bag the beginning."""
     length = fields["x"].shape[0]
     x = np.full((len(texts), length), inputs.get("pad", 0), fields["x"].dtype)

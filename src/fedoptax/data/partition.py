@@ -1,4 +1,4 @@
-"""Partitions of a data set among clients: iid, by size, by label (Dirichlet, Pachinko, few classes, shards), natural.
+"""Partitions of a data set among clients: iid, by size, by label (Dirichlet, Pachinko, few classes, shards).
 
 A partition is one sorted int64 index array per client; together they hold every example exactly once, no client is
 empty, and the same seed gives the same partition. Each function takes the labels, (n,), of which those that ignore the
@@ -46,42 +46,31 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, seed: int) -> P
     return parts_of(deal(classes, counts, rng), num_clients)
 
 
-def dirichlet_by_class(labels: ArrayLike, num_clients: int, alpha: float, seed: int, min_size: int = 1) -> Parts:
+def dirichlet_by_class(labels: ArrayLike, num_clients: int, alpha: float, seed: int) -> Parts:
     """Divide each class among the clients by its own draw of Dir(α, …, α); sizes vary.
 
-    Draws again, up to 20 times, until every client has `min_size` examples, from 1 to n // N; then clients that are
-    still short take the rest from the largest class of the largest client. `alpha` is > 0: near 0 a class belongs to
-    one client, at infinity the partition is iid.
+    Draws again, up to 20 times, until every client has an example; then clients that still have none take one of the
+    largest class of the largest client. `alpha` is > 0: near 0 a class belongs to one client, at infinity the partition
+    is iid.
 
     Source: Yurochkin et al., "Bayesian nonparametric federated learning of neural networks", 2019.
     """
     classes, totals = as_classes(labels, num_clients)
     check_alpha("alpha", alpha)
-    check_int("min_size", min_size, 1, len(classes) // num_clients)
     rng = generator(seed)
     for _ in range(_REDRAWS):
         shares = rng.dirichlet(np.full(num_clients, alpha, np.float64), len(totals))
         edges = np.rint(np.cumsum(shares, axis=1) * totals[:, None]).astype(np.int64)
         edges[:, -1] = totals
         counts = np.diff(edges, axis=1, prepend=0).T.copy()
-        if counts.sum(1).min() >= min_size:
+        if counts.sum(1).all():
             break
-    _fill(counts, min_size)
+    for client in np.flatnonzero(counts.sum(1) == 0):
+        donor = int(np.argmax(counts.sum(1)))
+        label = int(np.argmax(counts[donor]))
+        counts[donor, label] -= 1
+        counts[client, label] += 1
     return parts_of(deal(classes, counts, rng), num_clients)
-
-
-def _fill(counts: np.ndarray, min_size: int) -> None:
-    """Move examples, in place, until every row of the (N, C) counts sums to at least `min_size`."""
-    sizes = counts.sum(1)
-    for client in np.flatnonzero(sizes < min_size):
-        while (short := min_size - int(sizes[client])) > 0:
-            donor = int(np.argmax(sizes))  # holds more than min_size, as someone holds less
-            label = int(np.argmax(counts[donor]))
-            moved = min(short, int(counts[donor, label]), int(sizes[donor]) - min_size)
-            counts[donor, label] -= moved
-            counts[client, label] += moved
-            sizes[donor] -= moved
-            sizes[client] += moved
 
 
 def pachinko(
@@ -106,12 +95,8 @@ def pachinko(
     check_alpha("alpha_coarse", alpha_coarse)
     check_alpha("alpha_fine", alpha_fine)
     (classes, left), (of_example, _) = as_classes(fine, num_clients, "fine"), as_classes(coarse, num_clients, "coarse")
-    if len(classes) != len(of_example):
-        raise UsageError(f"coarse must have as many labels as fine, {len(classes)}, got {len(of_example)}")
     parent = np.empty(len(left), np.int64)  # the coarse class of each fine one
     parent[classes] = of_example
-    if np.any(astray := parent[classes] != of_example):
-        raise UsageError(f"coarse must be one label per fine label, got two for that of example {np.argmax(astray)}")
     children = [np.flatnonzero(parent == label) for label in range(parent.max() + 1)]
     rng = generator(seed)
     roots = rng.dirichlet(np.full(len(children), alpha_coarse, np.float64), num_clients)
@@ -206,7 +191,7 @@ def similarity(labels: ArrayLike, num_clients: int, s: float, seed: int) -> Part
     Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", 2020, section 7.
     """
     classes, _ = as_classes(labels, num_clients)
-    check_number("s", s, 0, 100, open_high=False)
+    check_number("similarity", s, 0, 100, open_high=False)
     n = len(classes)
     shuffled = generator(seed).permutation(n)
     num_iid = round(n * s / 100)
@@ -275,15 +260,6 @@ def by_size(
         log_weights = rng.exponential(size=num_clients) / exponent  # the logarithm of a Pareto variable
     weights = np.exp(log_weights - log_weights.max())
     return _deal_at_random(rng, 1 + apportion(n - num_clients, weights, rng))
-
-
-def natural(groups: ArrayLike) -> Parts:
-    """Make one client per group (a writer, a role, a device), in the order of the sorted group ids.
-
-    `groups` is the group of each example, shape (n,), n ≥ 1, of any type that sorts.
-    """
-    ids, owner = np.unique(as_values("groups", groups), return_inverse=True)
-    return parts_of(owner, len(ids))
 
 
 def _number_of_examples(labels_or_n: ArrayLike | int, num_clients: int) -> int:

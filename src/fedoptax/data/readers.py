@@ -6,7 +6,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
@@ -18,7 +17,9 @@ from fedoptax._files import reading as reading
 from fedoptax.errors import DataError, UsageError, check_choice, check_int, shorten
 
 if TYPE_CHECKING:
-    import pandas
+    from pandas import DataFrame, Series
+else:  # pandas is slow to import
+    DataFrame = Series = Any
 
 TABLES = {".csv": ",", ".tsv": "\t", ".parquet": None}
 """The endings of tables, and what separates the cells."""
@@ -35,7 +36,7 @@ def open_archive(path: Path) -> Iterator[Any]:
         yield archive
 
 
-def read_frame(path: Path, texts: Sequence[str], rows: int | None = None, /, **cells: str | None) -> "pandas.DataFrame":
+def read_frame(path: Path, texts: Sequence[str], rows: int | None = None, /, **cells: str | None) -> DataFrame:
     """Read a table, or its first rows; columns in `texts` stay as written, others are numbers if they can be.
 
     `cells` are the arguments `separator` and `decimal` of `find_separator`.
@@ -94,7 +95,7 @@ def check_columns(where: object, names: Iterable[Any], columns: Sequence[str]) -
             raise DataError(f"{where} {'cannot use' if uses > 1 else 'has'} {name!r} more than once")
 
 
-def read_features(where: object, frame: "pandas.DataFrame", columns: Sequence[str]) -> np.ndarray:
+def read_features(where: object, frame: DataFrame, columns: Sequence[str]) -> np.ndarray:
     """Return columns of numbers as float32 (rows, columns); a cell that is a text of a number counts as one."""
     import pandas as pd
 
@@ -188,7 +189,7 @@ def find_images(root: Path) -> list[Path]:
 
 
 def stack_images(images: Iterable[tuple[str, Any]], image_size: Size | None) -> np.ndarray:
-    """Decode files, bytes or Pillow images, upright: uint8 (n, height, width, 1), or 3 channels if one has colour.
+    """Decode files or Pillow images, upright: uint8 (n, height, width, 1), or 3 channels if one has colour.
 
     A grey image among coloured ones has its channel three times, transparency is dropped, palettes are looked up.
     Images of more than 8 bits per channel or of several pages or frames are refused, but for previews in photographs.
@@ -202,9 +203,8 @@ def stack_images(images: Iterable[tuple[str, Any]], image_size: Size | None) -> 
         check_int("image_size", side, 1, 10_000)
     arrays: list[np.ndarray] = []
     for name, image in images:
-        source: Any = BytesIO(image) if isinstance(image, bytes) else image
-        opening: Any = Image.open if isinstance(source, Path | BytesIO) else nullcontext
-        with reading(name, "an image"), opening(source) as opened:
+        opening: Any = Image.open if isinstance(image, Path) else nullcontext
+        with reading(name, "an image"), opening(image) as opened:
             if opened.mode.startswith(("I", "F")) or _is_deep(opened):
                 raise ValueError(f"8 bits per channel are needed, got more, read as mode {opened.mode}")
             if getattr(opened, "is_animated", False) and opened.format != "MPO":  # a JPEG with previews

@@ -38,9 +38,15 @@ def _each(urls: tuple[str, ...], files: Mapping[str, str]) -> tuple[Download, ..
     return tuple(Download(name, tuple(url + name for url in urls), f"md5:{md5}") for name, md5 in files.items())
 
 
-def _archive(url: str, hash: str, members: Mapping[str, str | None]) -> Download:
-    """Return an archive of files: path -> hash, or None if only the archive's is published."""
+def _archive(url: str, hash: str, members: Mapping[str, str]) -> Download:
+    """Return an archive of files: path -> hash."""
     return Download(url.rpartition("/")[2], (url,), hash, tuple(File(*member) for member in members.items()))
+
+
+def _tff(sha256: str, name: str, *parts: str) -> Download:
+    """Return an archive of TensorFlow Federated: a file for each part, or one with its name; they have no hashes."""
+    members = tuple(File(f"{name}_{part}.h5") for part in parts) or (File(name),)
+    return Download(f"{name}.tar.bz2", (f"{_TFF}{name}.tar.bz2",), f"sha256:{sha256}", members)
 
 
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
@@ -107,32 +113,15 @@ _CIFAR100 = _archive(
 )
 # SHA-256: TensorFlow Federated, `simulation/datasets/emnist/load_data.py` (2019; later releases read another format),
 # `shakespeare.py` and `stackoverflow.py` (2020).
-_EMNIST = _archive(
-    f"{_TFF}fed_emnist.tar.bz2",
-    "sha256:fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0",
-    {"fed_emnist_train.h5": None, "fed_emnist_test.h5": None},
-)
-_SHAKESPEARE = _archive(
-    f"{_TFF}shakespeare.tar.bz2",
-    "sha256:0285be9906cb5f268092eee4edeeacfc2af4574f2941f7cc2f08a321d7f5c707",
-    {"shakespeare_train.h5": None, "shakespeare_test.h5": None},
-)
+_EMNIST = _tff("fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0", "fed_emnist", "train", "test")
+_SHAKESPEARE = _tff("0285be9906cb5f268092eee4edeeacfc2af4574f2941f7cc2f08a321d7f5c707", "shakespeare", "train", "test")
 _STACKOVERFLOW = (
-    _archive(
-        f"{_TFF}stackoverflow.tar.bz2",
-        "sha256:99eca2f8b8327a09e5fc123979df2d237acbc5e52322f6d86bf523ee47b961a2",
-        {"stackoverflow_train.h5": None, "stackoverflow_test.h5": None, "stackoverflow_held_out.h5": None},
+    _tff(
+        "99eca2f8b8327a09e5fc123979df2d237acbc5e52322f6d86bf523ee47b961a2",
+        *("stackoverflow", "train", "test", "held_out"),
     ),
-    _archive(
-        f"{_TFF}stackoverflow.word_count.tar.bz2",
-        "sha256:1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c",
-        {"stackoverflow.word_count": None},
-    ),
-    _archive(
-        f"{_TFF}stackoverflow.tag_count.tar.bz2",
-        "sha256:6fe281cec490d9384a290d560072438e7e2b377bbb823876ce7bd6f82696772d",
-        {"stackoverflow.tag_count": None},
-    ),
+    _tff("1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c", "stackoverflow.word_count"),
+    _tff("6fe281cec490d9384a290d560072438e7e2b377bbb823876ce7bd6f82696772d", "stackoverflow.tag_count"),
 )
 # MD5: of PyTorch's copy at this commit; the publisher's own address (s3.amazonaws.com/research.metamind.io) no longer
 # answers.
@@ -148,8 +137,7 @@ DATA_SETS: dict[str, DataSet] = {
     "cifar10": DataSet((_CIFAR10,), {"train_examples": 50_000, "test_examples": 10_000}),
     "cifar100": DataSet((_CIFAR100,), {"train_examples": 50_000, "test_examples": 10_000}),
     "emnist": DataSet(
-        (_EMNIST,),
-        {"train_examples": 671_585, "test_examples": 77_483, "train_clients": 3_400, "test_clients": 3_400},
+        (_EMNIST,), {"train_examples": 671_585, "test_examples": 77_483, "train_clients": 3_400, "test_clients": 3_400}
     ),
     "femnist": DataSet(
         (),
@@ -159,13 +147,11 @@ DATA_SETS: dict[str, DataSet] = {
         "data/test/*.json into femnist/test",
     ),
     "shakespeare": DataSet(
-        (_SHAKESPEARE,),
-        {"train_snippets": 16_068, "test_snippets": 2_356, "train_clients": 715, "test_clients": 715},
+        (_SHAKESPEARE,), {"train_snippets": 16_068, "test_snippets": 2_356, "train_clients": 715, "test_clients": 715}
     ),
     "stackoverflow": DataSet(_STACKOVERFLOW, {"train_clients": 342_477, "test_clients": 204_088}),
     "wikitext-2": DataSet(
-        _WIKITEXT_2,
-        {"train_tokens": 2_088_628, "test_tokens": 245_569, "train_clients": 600, "test_clients": 60},
+        _WIKITEXT_2, {"train_tokens": 2_088_628, "test_tokens": 245_569, "train_clients": 600, "test_clients": 60}
     ),
 }
 """The published data sets, by name, which is also the name of the subfolder."""

@@ -24,15 +24,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fedoptax.data.readers import check_columns, read_features
+from fedoptax.data.readers import DataFrame, Series, check_columns, read_features
 from fedoptax.errors import DataError, UsageError, check_choice, check_flag, check_int, check_type, shorten
-
-if TYPE_CHECKING:
-    import pandas
 
 MISSING = {
     "number": ("median", "mean", "zero", "refuse"),
@@ -87,7 +84,7 @@ class ColumnSchema:
         values = tuple(f"={c}" for c in self.categories) + empty if self.kind == "category" else ("",)
         return () if self.kind == "ignore" else values + ((" is empty",) if self.indicator else ())
 
-    def encode(self, where: object, name: str, column: pandas.Series[Any]) -> np.ndarray:
+    def encode(self, where: object, name: str, column: Series[Any]) -> np.ndarray:
         """Return the column's features, float32 (rows, features); NaN where an empty cell is to be filled."""
         is_empty = self.is_empty(column)
         if self.missing == "refuse" and is_empty.any():
@@ -111,14 +108,14 @@ class ColumnSchema:
             x = np.where(is_empty[:, None], np.float32(np.nan), x)
         return np.column_stack([x, is_empty]).astype(np.float32) if self.indicator else x
 
-    def is_empty(self, column: pandas.Series[Any]) -> np.ndarray:
+    def is_empty(self, column: Series[Any]) -> np.ndarray:
         """Return whether each cell is empty, (rows,)."""
         words = EMPTY if self.kind in SCALED else {""}
         if column.dtype.kind in "iuf":  # the cells of a large table need not be texts
             return column.isna().to_numpy(bool)
         return np.array([text is None or text.lower() in words for text in as_texts(column)], bool)
 
-    def codes(self, column: pandas.Series[Any]) -> np.ndarray:
+    def codes(self, column: Series[Any]) -> np.ndarray:
         """Return the place of each cell among the categories, (rows,), or -1."""
         place = {category: i for i, category in enumerate(self.categories)}
         return np.array([place.get(text or "", -1) for text in as_texts(column)], np.int64)
@@ -220,7 +217,7 @@ class Schema:
         cells = {"separator": self.separator, "decimal": self.decimal}
         return {name: value for name, value in cells.items() if value is not None}
 
-    def encode(self, where: object, frame: pandas.DataFrame) -> np.ndarray:
+    def encode(self, where: object, frame: DataFrame) -> np.ndarray:
         """Return the features of a table, float32 (rows, features); NaN where an empty cell is to be filled.
 
         A missing column, or a cell not of its kind, is a `DataError`, whose message names the column and row.
@@ -235,14 +232,14 @@ class Schema:
             check_choice("drop", name, self.columns)
         return replace(self, columns={**self.columns, **dict.fromkeys(names, ColumnSchema("ignore"))})
 
-    def count_unseen(self, frame: pandas.DataFrame) -> dict[str, int]:
+    def count_unseen(self, frame: DataFrame) -> dict[str, int]:
         """Count by column the cells that are none of its categories, and not empty."""
         used = {name: c for name, c in self.used.items() if c.kind == "category"}
         counts = {name: int(np.sum((c.codes(frame[name]) < 0) & ~c.is_empty(frame[name]))) for name, c in used.items()}
         return {name: count for name, count in counts.items() if count}
 
 
-def as_texts(column: pandas.Series[Any]) -> list[str | None]:
+def as_texts(column: Series[Any]) -> list[str | None]:
     """Return the cells of a column as texts without blanks around them; None for an empty one, "1" for 1.0."""
     import pandas as pd
 

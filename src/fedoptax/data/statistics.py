@@ -6,8 +6,6 @@ features whose median is needed how many values are in each of `BINS` bins. What
 left out: categories, classes and bins count no such few, and a client with fewer rows tells nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

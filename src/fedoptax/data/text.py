@@ -1,19 +1,17 @@
 """Texts of clients as sequences of tokens: plain text, prompts and completions, or conversations, from files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from fedoptax._files import reading
 from fedoptax.data.readers import TABLES, read_frame
-from fedoptax.errors import DataError, UsageError, shorten
+from fedoptax.errors import DataError, UsageError, import_extra, shorten
 
 IGNORED = -100
 """The target of a token that is not learned: of a prompt, of a user's turn, of padding."""
@@ -28,15 +26,12 @@ class TextTokenizer:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: str | Path) -> TextTokenizer:
+    def read(cls, folder: str | Path) -> Self:
         """Read `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` of a Hugging Face folder."""
-        try:
-            from tokenizers import Tokenizer
-        except ImportError as error:
-            raise UsageError("tokenizers is not installed (pip install 'fedoptax[llm]')") from error
-        folder = Path(folder)
+        tokenizers, folder = import_extra("tokenizers", "a tokenizer needs", "llm"), Path(folder)
         with reading(folder, "a tokenizer"):
-            tokenizer, config = Tokenizer.from_file(str(folder / "tokenizer.json")), folder / "tokenizer_config.json"
+            config = folder / "tokenizer_config.json"
+            tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
             described = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
             template, template_file = described.get("chat_template"), folder / "chat_template.jinja"
             if template_file.is_file():
@@ -102,9 +97,7 @@ class TextTokenizer:
         return encoding.ids, [any(low <= start < high for low, high in spans) for start in starts]
 
 
-def as_sequences(
-    examples: Iterable[Mapping[str, Any]], tokenizer: TextTokenizer, context: int
-) -> dict[str, np.ndarray]:
+def as_sequences(examples: Iterable[Mapping], tokenizer: TextTokenizer, context: int) -> dict[str, np.ndarray]:
     """Return `context` tokens x and the ones that follow, y, int32 (n, context); `IGNORED` in y is not learned.
 
     Plain texts are packed: joined, and cut into sequences. Any other example is a sequence of its own, cut at

@@ -5,12 +5,10 @@ round and back after it, so the results are the same and a call advances one rou
 """
 
 import ctypes
-import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +47,7 @@ class OnHost:
     def __init__(self, initial: Tree, num_clients: int) -> None:
         leaves, self._structure = jax.tree.flatten(initial)
         self._initial = [np.asarray(leaf) for leaf in leaves]
-        self._num_clients, (self._process, self._processes) = num_clients, place_among_all()
+        self._process, self._processes = place_among_all()
         if self._processes > 1:  # glibc returns large buffers when they are freed: a cohort's took 100 MB per process
             with suppress(AttributeError, OSError, TypeError):  # another C library
                 ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
@@ -95,14 +93,11 @@ class OnHost:
             with (part / f"leaf-{i:05d}.bin").open("wb") as file:
                 for place in places:  # row by row, as all may be half of the memory
                     file.write(rows[place].tobytes())
-        (part / "form.json").write_text(json.dumps(self._form()))
 
     def load(self, folder: Path) -> None:
         """Read this process's clients from what `save` wrote, in as many processes as then were."""
         self._seen[:] = False
         for part in folder.iterdir():
-            if json.loads((part / "form.json").read_text()) != self._form():
-                raise ValueError("its client states belong to another experiment")
             ids = np.load(part / "ids.npy", allow_pickle=False)
             wanted = np.flatnonzero(ids % self._processes == self._process)
             for i, rows in enumerate(self._rows):
@@ -112,9 +107,6 @@ class OnHost:
                         content = np.frombuffer(file.read(rows[0].nbytes), rows.dtype)
                         rows[ids[row] // self._processes] = content.reshape(rows.shape[1:])
             self._seen[ids[wanted] // self._processes] = True
-
-    def _form(self) -> list[list[Any]]:
-        return [[self._num_clients], *[[*leaf.shape, str(leaf.dtype)] for leaf in self._initial]]
 
 
 ClientStates = OnDevice | OnHost

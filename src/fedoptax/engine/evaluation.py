@@ -197,7 +197,6 @@ def primary_metric(task: Task, names: Collection[str] | None = None) -> str:
 
 
 def _measure(task: Task, params: Tree, batch: Mapping[str, jax.Array]) -> dict[str, Metric]:
-    """Return each metric's values of a batch."""
     try:
         values = task.metrics(params, batch)
     except KeyError as error:
@@ -265,10 +264,8 @@ def _sums(task: Task, params: Tree, data: EvaluationData, counts: np.ndarray | N
                 return jnp.sum(rows, axis=0, keepdims=True)
             return jax.ops.segment_sum(rows, owner, len(counts))
 
-        return {
-            name: one.values if one.is_collected else jax.tree.map(add_up, one.values)
-            for name, one in _measure(task, params, examples).items()
-        }
+        measured = _measure(task, params, examples).items()
+        return {n: one.values if one.is_collected else jax.tree.map(add_up, one.values) for n, one in measured}
 
     def add(step: jax.Array, total: Sums) -> Sums:
         i = first + step * mesh
@@ -288,7 +285,6 @@ def _sums(task: Task, params: Tree, data: EvaluationData, counts: np.ndarray | N
 
 
 def _divide_rows(rows: Tree, data: EvaluationData, counts: np.ndarray | None) -> Rows:
-    """Divide rows (batches, batch, …) among their owners."""
     rows = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), rows)
     mask = data.examples["mask"].reshape(-1)
     if data.owners is None or counts is None:

@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number, check_type
+from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number, check_type, parse_number
 
 if TYPE_CHECKING:
     from fedoptax.engine.aggregation import Aggregator
@@ -102,14 +102,7 @@ def is_evaluated(round: Any, last: Any, evaluations: Any) -> Any:
 def parse_personalize(text: str | int) -> tuple[int, float | None]:
     """Return the steps and the learning rate of `STEPS:LR`; the rate is None for `STEPS`."""
     steps, lr = _split_count("personalize", text)
-    if not lr:
-        return steps, None
-    try:
-        rate = float(lr)
-    except ValueError:
-        raise UsageError(f"personalize must be STEPS or STEPS:LR, got {text!r}") from None
-    check_number("personalize", rate, 0, open_low=True)
-    return steps, rate
+    return steps, parse_number("personalize's LR", lr, 0, open_low=True) if lr else None
 
 
 def _split_count(name: str, text: str | int) -> tuple[int, str]:

@@ -31,10 +31,8 @@ def clients_with_held_out(task: Task) -> tuple[str, np.ndarray]:
     owners = np.unique(np.asarray(held_out(task, part)[1])) if part is not None else np.arange(0)
     clients = owners[owners < task.clients.num_clients]
     if part is None or not len(clients):
-        raise UsageError(
-            f"personalize needs test examples of the clients that train, or validation_fraction, and task "
-            f"'{task.name}' has neither"
-        )
+        needed = "test examples of the clients that train, or validation_fraction"
+        raise UsageError(f"personalize needs {needed}, and task '{task.name}' has neither")
     return part, clients
 
 
@@ -67,9 +65,8 @@ def personalize(task: Task, params: Tree, plan: Plan, text: str, key: jax.Array)
     inputs = params, device_data(task, plan.mesh), jax.random.fold_in(key, KEY), padded, np.float32(lr)
     both = _program(task, plan, part, steps)(*(replicate(inputs, plan.mesh) if plan.mesh > 1 else inputs))
     result: dict[str, Any] = {"steps": steps, "client_lr": lr, "metric": "", "clients": len(clients)}
-    for when, sums in zip(
-        ("before", "after"), jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[: len(clients)]), both)
-    ):
+    counted = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[: len(clients)]), both)
+    for when, sums in zip(("before", "after"), counted):
         metric, by_client, higher = client_values(task, sums)
         result["metric"] = str(Column(part, metric))
         summary = summarize(by_client, higher)

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedoptax.data.readers import TABLES, check_columns, read_features, read_frame
 from fedoptax.engine.faults import sample_speeds
-from fedoptax.errors import DataError, UsageError, check_number
+from fedoptax.errors import DataError, UsageError, parse_number
 
 _STREAM = 5  # of the seed, beside those of `engine.sampling` and `engine.faults`
 
@@ -59,9 +59,8 @@ def make_schedule(
             arrived.append((client, start))
         free += [client for client, _ in arrived]
         arrived.sort()
-        rows.append(
-            ([c for c, _ in arrived], [step - s for _, s in arrived], [slot_of[s] for _, s in arrived], slot_of[step])
-        )
+        ids, starts = zip(*arrived)
+        rows.append((ids, [step - start for start in starts], [slot_of[start] for start in starts], slot_of[step]))
         elapsed.append(now - start_of_step)
     clients, staleness, slots, slot = (np.asarray(column, np.int32) for column in zip(*rows))
     return Schedule(clients, staleness, staleness_weights(staleness, exponent), slots, slot, np.asarray(elapsed))
@@ -94,12 +93,7 @@ def parse_speeds(text: str) -> float | Path:
     """Return σ of `lognormal:SIGMA`, or the path of a table."""
     name, _, sigma = str(text).partition(":")
     if name == "lognormal":
-        try:
-            spread = float(sigma)
-        except ValueError:
-            raise UsageError(f"speeds must be lognormal:SIGMA with a number, got {text!r}") from None
-        check_number("speeds' sigma", spread, 0)
-        return spread
+        return parse_number("speeds' sigma", sigma, 0)
     if Path(text).suffix.lower() in TABLES:
         return Path(text)
     raise UsageError(f"speeds must be lognormal:SIGMA or a table such as speeds.csv, got {text!r}")

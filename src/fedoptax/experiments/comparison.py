@@ -1,14 +1,12 @@
 """A comparison: several algorithms on one task over several seeds, in one folder, and its continuation."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from fedoptax._files import using
 from fedoptax._progress import bar, html_table
@@ -26,7 +24,6 @@ from fedoptax.storage.config import read_record, write_record
 from fedoptax.storage.folder import read_summary
 from fedoptax.storage.history import History, is_shown, read_rows
 from fedoptax.tasks.task import Task, check_task
-from fedoptax.trackers import Tracker
 
 FILE = "compare.json"
 
@@ -45,7 +42,7 @@ class Comparison:
     rates: dict[str, str] = field(default_factory=dict)  # by algorithm, where learning rates come from
 
     @classmethod
-    def read(cls, folder: Path) -> Comparison:
+    def read(cls, folder: Path) -> Self:
         """Read compare.json."""
         with using(folder / FILE):
             stored = read_record(folder / FILE)
@@ -58,8 +55,7 @@ class Comparison:
             return comparison
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(NamedTuple):
     """The outcome of a comparison: its arguments, its folder, and a line for each run or search that `diverged`."""
 
     comparison: Comparison  # with the results of searches, and without algorithms if all their points diverged
@@ -165,27 +161,17 @@ def compare(
         wanted = replace(comparison, hyperparameters=values, command=earlier.command, rates=earlier.rates)
         tuning.check_same(folder / FILE, earlier, wanted, "comparison")
         comparison = earlier
-    return run_comparison(task, comparison, folder, progress, options.get("trackers"), overwrite, executor)
+    how = tuning.Execution(progress, options.get("trackers"), overwrite, executor)
+    return run_comparison(task, comparison, folder, how)
 
 
-def run_comparison(
-    task: Task,
-    comparison: Comparison,
-    out: Path,
-    progress: bool | None = None,
-    trackers: Sequence[str | Tracker] | None = None,
-    overwrite: bool = False,
-    executor: Any = None,
-) -> Compared:
-    """Run what is unfinished in `out`: every algorithm's search, if any, then all algorithms over every seed.
-
-    Without `trackers` those that the comparison names follow every run; see `compare`.
-    """
+def run_comparison(task: Task, comparison: Comparison, out: Path, how: tuning.Execution) -> Compared:
+    """Run what is unfinished in `out`: every algorithm's search, if any, then all algorithms over every seed."""
     _check(task, comparison)
     values, names, diverged = dict(comparison.hyperparameters), list(comparison.algorithms), []
-    options = comparison.options | ({"trackers": trackers} if trackers else {})
-    with tuning.opened(out, FILE, comparison, overwrite):
-        for name, outcome in _run_searches(task, comparison, out, progress, trackers, executor).items():
+    options = comparison.options | ({"trackers": how.trackers} if how.trackers else {})
+    with tuning.opened(out, FILE, comparison, how.overwrite):
+        for name, outcome in _run_searches(task, comparison, out, how).items():
             if isinstance(outcome, str):
                 diverged.append(outcome)
                 names.remove(name)
@@ -193,36 +179,37 @@ def run_comparison(
                 values[name] = outcome
         comparison = replace(comparison, hyperparameters=values)
         write_record(out / FILE, comparison)
-        rounds, jobs = int(options["rounds"]), []
+        rounds = int(options["rounds"])
         makers = {name: tuning.PointMaker(name, values[name], options) for name in names}
+        jobs: list[Job] = []
+        count = len(comparison.seeds) * len(names)
         for seed, name in product(comparison.seeds, names):  # so that one that is stopped has all algorithms early
             about = {**options, "seed": seed, "rates": comparison.rates.get(name, "")}
-            folder = _run_folder(out, name, seed)
-            jobs.append(Job(tuning.run_point, (name, {}, folder, about), rounds, f"{name}, seed {seed}"))
-        with bar("comparison", len(jobs) * rounds, enabled=progress, each=rounds) as update:
-            summaries = run_jobs(task, makers, jobs, out, update, executor)
+            arguments: Any = name, {}, _run_folder(out, name, seed), about
+            jobs.append(Job(tuning.run_point, arguments, rounds, f"{name}, seed {seed}", len(jobs), count))
+        with bar("comparison", len(jobs) * rounds, enabled=how.progress, each=rounds) as update:
+            summaries = run_jobs(task, makers, jobs, out, update, how.executor)
         diverged += [summary["message"] for summary in summaries if summary["status"] == "diverged"]
     return Compared(replace(comparison, algorithms=names), out, diverged)
 
 
-def _run_searches(
-    task: Task, comparison: Comparison, out: Path, progress: Any, trackers: Any, executor: Any
-) -> dict[str, dict[str, Any] | str]:
-    """Search for every algorithm that needs it; return the hyper-parameters, or the reason for a failure."""
-    jobs = []
+Outcome = dict[str, Any] | str
+"""Of a search: the hyper-parameters, or the reason for a failure."""
+
+
+def _run_searches(task: Task, comparison: Comparison, out: Path, how: tuning.Execution) -> dict[str, Outcome]:
+    jobs: list[Job] = []
+    count = len(comparison.tunings)
     for name, search in comparison.tunings.items():
-        arguments = search, out / "tuning" / name.replace(":", "."), trackers
-        jobs.append(Job(_search_one, arguments, search.size * search.rounds, f"search for {name}"))
-    with bar("searches", sum(job.rounds for job in jobs), enabled=progress) as update:
-        return dict(zip(comparison.tunings, run_jobs(task, None, jobs, out, update, executor)))
+        arguments = search, out / "tuning" / name.replace(":", "."), how.trackers
+        jobs.append(Job(_search_one, arguments, search.size * search.rounds, f"search for {name}", len(jobs), count))
+    with bar("searches", sum(job.rounds for job in jobs), enabled=how.progress) as update:
+        return dict(zip(comparison.tunings, run_jobs(task, None, jobs, out, update, how.executor)))
 
 
-def _search_one(
-    task: Task, shared: Any, search: tuning.Search, place: Path, trackers: Any, progress: Any
-) -> dict[str, Any] | str:
-    """Search for the hyper-parameters of an algorithm; return them, or the reason for a failure."""
+def _search_one(task: Task, shared: Any, search: tuning.Search, out: Path, trackers: Any, progress: Any) -> Outcome:
     try:
-        return tuning.run_search(task, search, place, progress, trackers).hyperparameters
+        return tuning.run_search(task, search, out, tuning.Execution(progress, trackers)).hyperparameters
     except tuning.AllDiverged as error:
         return str(error)
 

@@ -20,6 +20,8 @@ from fedoptax.experiments.run import simulate
 from fedoptax.storage.history import is_shown
 from fedoptax.tasks.task import Task, check_task
 
+Points = Sequence[tuple[Mapping[str, Any], float]]
+"""Earlier points and their scores, NaN if they failed."""
 Grid = dict[str, tuple[Any, ...]]
 """Values by name, numbers increasing; a point takes one of each."""
 
@@ -151,9 +153,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def suggest_by_zoom(
-    grid: Mapping[str, Sequence[Any]], trials: Sequence[tuple[Mapping[str, Any], float]], maximize: bool
-) -> dict[str, Any]:
+def suggest_by_zoom(grid: Mapping[str, Sequence[Any]], trials: Points, maximize: bool) -> dict[str, Any]:
     """Return the next point of a search that zooms: the grid's points, then neighbours of the best on a finer grid.
 
     This is compass search (Kolda, Lewis, Torczon 2003) on the logarithms of the numbers. The first step is the spacing
@@ -203,13 +203,11 @@ def _is_near(one: Mapping[str, Any], other: Mapping[str, Any], steps: Mapping[st
     )  # fmt: skip
 
 
-def suggest_by_optuna(
-    grid: Mapping[str, Sequence[Any]], trials: Sequence[tuple[Mapping[str, Any], float]], maximize: bool, seed: int
-) -> dict[str, Any]:
+def suggest_by_optuna(grid: Mapping[str, Sequence[Any]], trials: Points, maximize: bool, seed: int) -> dict[str, Any]:
     """Return the next point by Optuna's tree-structured Parzen estimator (Bergstra et al. 2011).
 
     Numbers of the grid are a range from the smallest to the largest, on a logarithmic scale if all are above 0; texts
-    are choices. The earlier `trials` are points and their scores, NaN if they failed.
+    are choices.
     """
     optuna = import_extra("optuna", "search optuna needs", "optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

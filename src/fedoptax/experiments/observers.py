@@ -1,4 +1,4 @@
-"""The observers of a run: the run folder, trackers, the progress bar."""
+"""What follows a run: its folder with the trackers, and the progress bar."""
 
 import time
 from collections.abc import Mapping
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedoptax._files import pack_arrays, write_atomically, write_json
-from fedoptax._progress import Update
 from fedoptax.algorithm import Tree
 from fedoptax.distributed import broadcast
 from fedoptax.engine.client_states import OnHost
@@ -20,7 +19,7 @@ from fedoptax.storage.checkpoint import save_checkpoint, save_clients
 from fedoptax.storage.folder import Status, named_leaves, read_summary
 from fedoptax.storage.history import ClientsFile, History, HistoryFile, Row
 from fedoptax.tasks.metrics import Column
-from fedoptax.trackers import Tracker, notify
+from fedoptax.trackers import Tracked, as_trackers, notify
 
 NOTED_ROWS = 1000  # of the history that the progress bar's note looks at
 ByClient = Mapping[str, np.ndarray] | None
@@ -50,7 +49,7 @@ class Observer:
 
 
 class FolderWriter(Observer):
-    """Writes history, checkpoints and summary to a run's folder, which is `locked` for this process.
+    """Writes history, checkpoints and summary to a run's folder, which is `locked`, and tells its trackers.
 
     `history` is of the rounds that were done before.
     """
@@ -59,6 +58,8 @@ class FolderWriter(Observer):
         self, folder: Path, record: Record, config: Mapping[str, Any], rounds: Rounds, history: History, watch: Watch
     ) -> None:
         self._folder, self._record, self._rounds, self._history, self._watch = folder, record, rounds, history, watch
+        self._trackers, tracked = as_trackers(record.trackers), Tracked(folder, config, len(history))
+        notify(self._trackers, lambda tracker: tracker.start(tracked))
         write_json(folder / "config.json", config)
         self._summarize(Status.RUNNING)
         self._file = HistoryFile(folder, history.rows)
@@ -74,6 +75,8 @@ class FolderWriter(Observer):
             self._clients.add(rows[-1]["round"], by_client)
         if rows and self._save_every is not None and rows[-1]["round"] % self._save_every == 0:
             self._write_params(f"params-{rows[-1]['round']}.npz", self._rounds.params())
+        if rows:
+            notify(self._trackers, lambda tracker: tracker.rows(rows))
 
     def save_if_due(self) -> None:
         """Write a checkpoint if one is due."""
@@ -87,7 +90,9 @@ class FolderWriter(Observer):
         self._save()
         self._write_params("params.npz", end.params)
         notes = {**self._watch.notes(), **self._rounds.notes(len(self._history)), **end.notes}
-        self._summarize(end.status, end.message, self._rounds.compile_seconds, notes)
+        self._summarize(end.status, end.message, notes)
+        summary = read_summary(self._folder)
+        notify(self._trackers, lambda tracker: tracker.end(summary))
 
     def _save(self) -> None:
         """Save the states after the finished rounds, and their number in case the process is killed."""
@@ -106,9 +111,7 @@ class FolderWriter(Observer):
             self._clients.write()
         return self._file.sync()
 
-    def _summarize(
-        self, status: Status, message: str | None = None, compile_seconds: float = 0.0, notes: Mapping[str, Any] = {}
-    ) -> None:
+    def _summarize(self, status: Status, message: str | None = None, notes: Mapping[str, Any] = {}) -> None:
         rows = self._history.rows
         metrics = [name for name in (rows[-1] if rows else {}) if name == "epsilon" or Column.parse(name)]
         summary = {
@@ -117,7 +120,7 @@ class FolderWriter(Observer):
             "rounds_done": len(rows),
             "final": {name: self._history.last(name) for name in metrics},
             **{name: sum(row[name] for row in rows) for name in ("bytes_down", "bytes_up", "seconds")},
-            "compile_seconds": compile_seconds,
+            "compile_seconds": self._rounds.compile_seconds,
             "ended": round(time.time(), 3),  # seconds since 1970
         }
         write_json(self._folder / "summary.json", {**summary, **notes})
@@ -139,34 +142,8 @@ class CheckpointShare(Observer):
         save_clients(self.clients)
 
 
-@dataclass(frozen=True)
-class Trackers(Observer):
-    """Hands rows, and the summary in the folder, to trackers."""
-
-    trackers: list[Tracker]
-    folder: Path
-
-    def after_rounds(self, rows: list[Row], by_client: ByClient) -> None:
-        """Hand on the rows."""
-        if rows:
-            notify(self.trackers, lambda tracker: tracker.rows(rows))
-
-    def at_end(self, end: RunEnd) -> None:
-        """Hand on the summary."""
-        summary = read_summary(self.folder)
-        notify(self.trackers, lambda tracker: tracker.end(summary))
-
-
-@dataclass(frozen=True)
-class ProgressBar(Observer):
-    """Moves the progress bar, with the last loss, the metric and the privacy spent."""
-
-    update: Update
-    history: History
-    metric: str | None
-
-    def after_rounds(self, rows: list[Row], by_client: ByClient) -> None:
-        """Move the bar."""
-        recent = History(self.history.rows[-NOTED_ROWS:])  # it is called often
-        names = [name for name in ("train_loss", self.metric, "epsilon") if name and recent.last(name) is not None]
-        self.update(len(self.history), ", ".join(f"{name} {recent.last(name):.4g}" for name in names))
+def progress_note(history: History, metric: str | None) -> str:
+    """Write the last loss, the metric and the privacy spent, for the progress bar."""
+    recent = History(history.rows[-NOTED_ROWS:])  # it is called often
+    names = [name for name in ("train_loss", metric, "epsilon") if name and recent.last(name) is not None]
+    return ", ".join(f"{name} {recent.last(name):.4g}" for name in names)

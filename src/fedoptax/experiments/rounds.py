@@ -192,9 +192,8 @@ class Simulation(Rounds):
     def _sample_cohort(self, round: int) -> np.ndarray:
         if self._schedule is not None:
             return self._schedule.clients[round]
-        return np.asarray(
-            sample_cohort(self._key, round // self._plan.exchanges, self.task.num_clients, self._plan.cohort_size)
-        )
+        step, sizes = round // self._plan.exchanges, (self.task.num_clients, self._plan.cohort_size)
+        return np.asarray(sample_cohort(self._key, step, *sizes))
 
     def _row(self, round: int, values: np.ndarray, seconds: float) -> Row:
         row: Row = {"round": round, **dict(zip(self.program.columns, map(finite_or_none, values.tolist())))}

@@ -1,7 +1,7 @@
 """A run: rounds until the end, with progress, results on disk, and resuming.
 
-`run_rounds` is the one loop for simulations and deployments. `Rounds` advance, and observers follow: the run folder,
-trackers, the progress bar.
+`run_rounds` is the one loop for simulations and deployments. `Rounds` advance; an observer, that of the run's folder
+and its trackers, and the progress bar follow.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from fedoptax._files import read_json
-from fedoptax._progress import bar
+from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm, check_algorithm
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_distributed, is_leader, run_on_all_or_fail
 from fedoptax.engine.client_states import PLACES, OnHost
@@ -25,7 +25,7 @@ from fedoptax.engine.plan import RunOptions, make_plan
 from fedoptax.engine.program import Fixed, Point
 from fedoptax.errors import UsageError, check_int
 from fedoptax.experiments.baselines import Baseline, OwnModels, pool
-from fedoptax.experiments.observers import CheckpointShare, FolderWriter, Observer, ProgressBar, RunEnd, Trackers
+from fedoptax.experiments.observers import CheckpointShare, FolderWriter, Observer, RunEnd, progress_note
 from fedoptax.experiments.record import Record, split_options
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult, describe_end
 from fedoptax.experiments.rounds import Rounds, Simulation, Step
@@ -38,7 +38,6 @@ from fedoptax.storage.folder import ENDED, Status, check_names, locked, prepare,
 from fedoptax.storage.history import History, read_rows
 from fedoptax.storage.model import write_model
 from fedoptax.tasks.task import Task, check_task
-from fedoptax.trackers import Tracked, as_trackers, notify
 
 
 def run(task: Task, algorithm: FedAlgorithm | Point, **options: Any) -> RunResult:
@@ -125,9 +124,9 @@ def run_rounds(
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())
         has_folder = broadcast(record.folder is not None)
-        history, observers = run_on_all_or_fail(lambda: _begin(stack, rounds, total, config, record, watch))
+        history, observer, update = run_on_all_or_fail(lambda: _begin(stack, rounds, total, config, record, watch))
         if has_folder and not is_leader() and isinstance(rounds.clients, OnHost):
-            observers.append(CheckpointShare(rounds.clients))
+            observer = CheckpointShare(rounds.clients)
         _send_to_all(history, rounds, watch, record.resume_from)
         watch.add(history.rows)
         status, message, signal = *_next_status(Step([]), watch, 0, len(history) >= total), 0
@@ -137,14 +136,15 @@ def run_rounds(
             watch.add(step.rows)
             watch.keep(len(history), rounds.params)
             by_client = rounds.client_metrics(len(history)) if step.rows else None
-            _notify(observers, "after_rounds", step.rows, by_client)
-            _notify(observers, "save_if_due")
+            run_on_all_or_fail(observer.after_rounds, step.rows, by_client)
+            run_on_all_or_fail(lambda: update(len(history), progress_note(history, config["primary_metric"])))
+            run_on_all_or_fail(observer.save_if_due)
             signal = int(gather_from_all(np.int32(stop())).max())
             status, message = _next_status(step, watch, signal, len(history) >= total)
         status, message = describe_end(status, message, len(history), total, record.label, config["seed"])
         params, best_params = rounds.finish(), watch.best_params
         notes = rounds.evaluate_end(params if best_params is None else best_params) if status in ENDED else {}
-        _notify(observers, "at_end", RunEnd(status, message, params, notes))
+        run_on_all_or_fail(observer.at_end, RunEnd(status, message, params, notes))
         signal = signal or int(gather_from_all(np.int32(stop())).max())  # else the next of several runs would begin
     return RunResult(
         history, params, rounds.server, rounds.clients, status, message, record.folder,
@@ -155,26 +155,21 @@ def run_rounds(
 
 def _begin(
     stack: ExitStack, rounds: Rounds, total: int, config: Mapping[str, Any], record: Record, watch: Watch
-) -> tuple[History, list[Observer]]:
+) -> tuple[History, Observer, Update]:
     """Open the run's folder, until `stack` closes it; return the history so far, and what follows the run."""
     if record.folder is not None:
         check_names(rounds.params())
         stack.enter_context(locked(record.folder))
     history = _restore(rounds, total, config, record, watch)
-    observers: list[Observer] = []
+    observer = Observer()
     if record.folder is not None:
         write_model(record.folder, rounds.task)
-        trackers, tracked = as_trackers(record.trackers), Tracked(record.folder, config, len(history))
-        notify(trackers, lambda tracker: tracker.start(tracked))
-        writer = FolderWriter(record.folder, record, config, rounds, history, watch)
-        observers += [writer, Trackers(trackers, record.folder)]
+        observer = FolderWriter(record.folder, record, config, rounds, history, watch)
     title = record.description or record.label
-    update = stack.enter_context(bar(title, total, len(history), enabled=record.progress))
-    return history, [*observers, ProgressBar(update, history, config["primary_metric"])]
+    return history, observer, stack.enter_context(bar(title, total, len(history), enabled=record.progress))
 
 
 def _send_to_all(history: History, rounds: Rounds, watch: Watch, folder: str | Path | None) -> None:
-    """Send all processes what the leader restored from a folder."""
     if is_distributed():
         history.rows, rounds.server, watch.saved_params = broadcast((history.rows, rounds.server, watch.saved_params))
         rounds.server = jax.device_put(rounds.server)
@@ -182,11 +177,6 @@ def _send_to_all(history: History, rounds: Rounds, watch: Watch, folder: str | P
             load_clients(rounds.clients, None if folder is None else Path(folder), len(history))
         else:
             rounds.clients.put(jax.device_put(broadcast(rounds.clients.tree)))
-
-
-def _notify(observers: list[Observer], event: str, *about: Any) -> None:
-    """Call a method of every observer; if one fails, all processes stop."""
-    run_on_all_or_fail(lambda: [getattr(observer, event)(*about) for observer in observers])
 
 
 def _next_status(step: Step, watch: Watch, signal: int, is_last: bool) -> tuple[Status, str | None]:

@@ -139,8 +139,7 @@ def evaluated_columns(task: Task) -> tuple[str, ...]:
     return tuple(name for name in column_names(task, params, evaluation_data(task)) if Column.parse(name))
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """A point that was run: the values that were searched, its score by the rule (NaN if it diverged), and its run."""
 
     values: Mapping[str, Any]

@@ -1,13 +1,11 @@
 """A search for hyper-parameters: one run folder per point, one compilation for all, and the best by one rule."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from fedoptax._files import to_plain, using
 from fedoptax._progress import Update, bar, html_table
@@ -28,7 +26,7 @@ from fedoptax.names import BASELINES
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.config import plain_options, read_config, read_record, write_record
 from fedoptax.storage.folder import Status, is_finished, locked, prepare, read_summary
-from fedoptax.storage.history import read_lines, read_rows
+from fedoptax.storage.history import read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
 
@@ -64,7 +62,7 @@ class Search:
         object.__setattr__(self, "grid", to_plain(self.grid))
 
     @classmethod
-    def of_grid(cls, algorithm: str, grid: Mapping[str, Any], fixed: Mapping[str, Any], **more: Any) -> Search:
+    def of_grid(cls, algorithm: str, grid: Mapping[str, Any], fixed: Mapping[str, Any], **more: Any) -> Self:
         """Return the search that a grid asks for, every point or zooming; what it names is not `fixed`."""
         fixed = {name: value for name, value in fixed.items() if name not in grid}
         if isinstance(grid, Zoom):
@@ -72,13 +70,13 @@ class Search:
         return cls(algorithm, grid, fixed, **more)
 
     @classmethod
-    def read(cls, folder: Path) -> Search:
+    def read(cls, folder: Path) -> Self:
         """Read tune.json."""
         with using(folder / FILE):
             return cls.from_dict(read_record(folder / FILE))
 
     @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> Search:
+    def from_dict(cls, stored: Mapping[str, Any]) -> Self:
         """Return the search that `dataclasses.asdict` made this dictionary of."""
         return cls(**{**stored, "rule": Rule(**stored["rule"])})
 
@@ -106,12 +104,12 @@ class SearchResult:
     folder: Path
 
     @classmethod
-    def read(cls, folder: Path) -> SearchResult:
+    def read(cls, folder: Path) -> Self:
         """Read a search and the points that it has so far."""
         search, trials = Search.read(folder), []
         places = [place for place in folder.glob("point-*") if (place / "config.json").is_file()]
         for place in sorted(places, key=lambda place: (len(place.name), place.name)):  # point-999 before point-1000
-            config, rows = read_config(place), read_rows(place, rounds=len(read_lines(place)))
+            config, rows = read_config(place), read_rows(place)
             values = {WEIGHTING: config.get(WEIGHTING), **config["algorithm"]["hyperparameters"]}
             status = read_summary(place).get("status", Status.RUNNING)
             score = search.rule.score(rows, status)
@@ -229,39 +227,36 @@ def tune(
     if (folder / FILE).is_file() and not overwrite:
         stored = Search.read(folder)
         check_same(folder / FILE, stored, replace(spec, command=stored.command), "search")
-    result = run_search(task, spec, folder, progress, options.get("trackers"), overwrite, executor)
+    result = run_search(task, spec, folder, Execution(progress, options.get("trackers"), overwrite, executor))
     _ = result.best  # of which there may be none
     return result
 
 
-def run_search(
-    task: Task,
-    search: Search,
-    out: Path,
-    progress: bool | Update | None = None,
-    trackers: Sequence[str | Tracker] | None = None,
-    overwrite: bool = False,
-    executor: Any = None,
-) -> SearchResult:
-    """Run the points that are not yet done in `out`, in folders `point-001`, …; see `tune`.
+class Execution(NamedTuple):
+    """How several runs are carried out, see `tune`; without `trackers` those that the record names follow every run."""
 
-    `progress` may be a function of the rounds done, of all points together, and a note. Without `trackers` those that
-    `search` names follow every run.
-    """
+    progress: bool | Update | None = None  # or a function of the rounds done, of all runs together, and a note
+    trackers: Sequence[str | Tracker] | None = None
+    overwrite: bool = False
+    executor: Any = None
+
+
+def run_search(task: Task, search: Search, out: Path, how: Execution) -> SearchResult:
+    """Run the points that are not yet done in `out`, in folders `point-001`, …; see `tune`."""
     check_search(task, search)
     makers, rounds = {search.algorithm: PointMaker(search.algorithm, search.fixed, search.options)}, search.rounds
-    options = search.options | {"seed": search.seed} | ({"trackers": trackers} if trackers else {})
+    options = search.options | {"seed": search.seed} | ({"trackers": how.trackers} if how.trackers else {})
     trials: list[Trial] = []
-    shown = bar(search.algorithm, search.size * rounds, enabled=progress, each=rounds)
-    with opened(out, FILE, search, overwrite), shown as update:
+    shown = bar(search.algorithm, search.size * rounds, enabled=how.progress, each=rounds)
+    with opened(out, FILE, search, how.overwrite), shown as update:
         while len(trials) < search.size:
             best = search.rule.best(trials)
             note = "" if best is None else f"best {search.rule.metric} so far {best.score:.4g}"
-            following = _next_points(search, trials, 1 if executor is None else search.size)
+            following = _next_points(search, trials, 1 if how.executor is None else search.size)
             places = {out / f"point-{number:03d}": values for number, values in enumerate(following, len(trials) + 1)}
             arguments = [(search.algorithm, values, place, options) for place, values in places.items()]
-            jobs = [Job(run_point, each, rounds, note) for each in arguments]
-            summaries = run_jobs(task, makers, jobs, out, update, executor, len(trials), search.size)
+            jobs = [Job(run_point, one, rounds, note, i, search.size) for i, one in enumerate(arguments, len(trials))]
+            summaries = run_jobs(task, makers, jobs, out, update, how.executor)
             for (place, values), summary in zip(places.items(), summaries):
                 score = search.rule.score(read_rows(place, summary["rounds_done"]), summary["status"])
                 trials.append(Trial(values, score, summary["status"], place))
@@ -269,7 +264,7 @@ def run_search(
 
 
 def run_point(
-    task: Task, makers: Mapping[str, PointMaker], name: str, values: Mapping[str, Any], folder: Path,
+    task: Task, makers: "Mapping[str, PointMaker]", name: str, values: Mapping[str, Any], folder: Path,
     options: Mapping[str, Any], progress: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Do one of several runs in its folder, from its last checkpoint if any, unless it is finished.

@@ -44,33 +44,24 @@ class Job(NamedTuple):
     arguments: tuple[Any, ...]
     rounds: int
     name: str
+    place: int = 0  # among `size` runs
+    size: int = 1
 
 
-def run_jobs(
-    task: Task,
-    shared: Any,
-    jobs: Sequence[Job],
-    folder: Path,
-    update: Update,
-    executor: Any = None,
-    first: int = 0,
-    count: int | None = None,
-) -> list[Any]:
-    """Run jobs one after another, or by the workers of an executor; return their results in order.
+def run_jobs(task: Task, shared: Any, jobs: Sequence[Job], folder: Path, update: Update, executor: Any) -> list[Any]:
+    """Run jobs one after another, or by the workers of an executor, if not None; return their results in order.
 
     `shared` is a further argument of all jobs, which pickle can send. In the `folder` of the results workers look
-    whether they should stop. `update` receives the rounds of all jobs together, which are those from `first` on of
-    `count`. Besides an `Executor`, `executor` may be an object whose `submit` returns what has `done`, `result` and
-    `cancel`.
+    whether they should stop. `update` receives the rounds of all jobs together. Besides an `Executor`, `executor` may
+    be an object whose `submit` returns what has `done`, `result` and `cancel`.
 
     Raises:
       UsageError: the task or an argument cannot be sent.
       RunError: a job failed, or three workers died before one was done; the others have stopped.
       Interrupted: Ctrl-C or a signal.
     """
-    count = len(jobs) if count is None else count
     if executor is None:
-        parts = [part_of(update, i, count, job.rounds, job.name) for i, job in enumerate(jobs, first)]
+        parts = [part_of(update, job.place, job.size, job.rounds, job.name) for job in jobs]
         return [job.function(task, shared, *job.arguments, progress=part) for job, part in zip(jobs, parts)]
     settings = {**random_settings(), "version": fedoptax.__version__, "devices": jax.device_count()}
     order, stop = (settings, _pack(task, shared), (folder / STOP).absolute()), folder / STOP
@@ -87,8 +78,8 @@ def run_jobs(
                     except BrokenExecutor:  # a worker died, and with it the pool and all its jobs
                         broken.append(i)
                     else:
-                        done, name, lost = first + len(results), jobs[i].name, 0
-                        update(done * jobs[i].rounds, f"run {done} of {count}{name and ': '}{name}")
+                        done, name, lost = jobs[0].place + len(results), jobs[i].name, 0
+                        update(done * jobs[i].rounds, f"run {done} of {jobs[i].size}{name and ': '}{name}")
                 lost += bool(broken)
                 if lost == ATTEMPTS:
                     raise RunError(f"{jobs[broken[0]].name}: {ATTEMPTS} workers died, one after another")
@@ -154,9 +145,8 @@ def _pack(task: Task, shared: Any) -> bytes:
             values = {field.name: getattr(task, field.name) for field in fields(task)}
             return cloudpickle.dumps((values, shared))
         except Exception:
-            raise UsageError(
-                f"task '{task.name}' cannot be sent to workers: name it as MODULE:FUNCTION, or make it with load_task"
-            ) from None
+            remedy = "name it as MODULE:FUNCTION, or make it with load_task"
+            raise UsageError(f"task '{task.name}' cannot be sent to workers: {remedy}") from None
 
 
 @lru_cache(maxsize=1)

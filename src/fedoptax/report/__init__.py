@@ -12,10 +12,6 @@ from fedoptax.report.report import load_report
 from fedoptax.report.searches import tabulate_points
 from fedoptax.report.tables import final_table, history_table, to_csv, to_latex, to_markdown
 
-__all__ = [
-    "Group", "Run", "final_table", "group_runs", "history_table", "load_runs", "to_markdown", "write_report",
-]  # fmt: skip
-
 #: Files that not every report has.
 _NOT_ALWAYS = re.compile(
     r"points\.csv|(metric-rounds|metric-megabytes|train-loss-rounds|clients(-end)?|(partition|heat-map|profile)(-\d+)?)"

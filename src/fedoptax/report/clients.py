@@ -1,8 +1,7 @@
 """The clients' own metric: its spread over the rounds, and each client at the end."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,12 +12,11 @@ from fedoptax.report.paired import compare_seeds
 from fedoptax.storage.history import CLIENTS, column_of, read_clients
 from fedoptax.tasks.metrics import Column
 
-QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of the metric over clients, in the bands of a group
+QUANTILES = np.array([0.1, 0.25, 0.5, 0.75, 0.9])  # of the metric over clients, in the bands of a group
 ALONE = "local"  # the baseline of clients that train alone
 
 
-@dataclass(frozen=True, eq=False)
-class ClientBands:
+class ClientBands(NamedTuple):
     """Quantiles of a metric over the clients of a group, mean over seeds."""
 
     group: Group
@@ -43,9 +41,7 @@ def find_client_bands(groups: Sequence[Group]) -> list[ClientBands]:
         tables = {run.config["seed"]: read_clients(run.path) for run in group.runs if (run.path / CLIENTS).is_file()}
         tables = {seed: table for seed, table in tables.items() if column in table and len(table)}
         if tables:
-            parts = [
-                table.groupby("round")[column].quantile(np.array(QUANTILES)).unstack() for table in tables.values()
-            ]
+            parts = [table.groupby("round")[column].quantile(QUANTILES).unstack() for table in tables.values()]
             mean = pd.concat(parts).groupby(level=0).mean()
             last = {seed: table[table["round"] == table["round"].max()] for seed, table in tables.items()}
             key = "name" if all("name" in table for table in last.values()) else "client"
@@ -76,9 +72,8 @@ def tabulate_clients(bands: Sequence[ClientBands]) -> pd.DataFrame:
     for band in bands:
         columns[band.group.label] = [_write_mean(band, client) for client in clients]
         if alone is not None and band is not alone:
-            columns[f"{band.group.label}, gain over {alone.group.label}"] = [
-                _write_mean(band, client, alone) for client in clients
-            ]
+            gain = f"{band.group.label}, gain over {alone.group.label}"
+            columns[gain] = [_write_mean(band, client, alone) for client in clients]
     return pd.DataFrame(columns, index=clients.rename("Client"))
 
 

@@ -1,9 +1,7 @@
 """A metric of a group over the rounds, as figures and the page draw it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,8 +10,7 @@ from fedoptax.report.groups import Group
 from fedoptax.report.load import CIRCUMSTANCES, COST_COLUMNS
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """The horizontal axis of curves."""
 
     name: str
@@ -31,8 +28,7 @@ AXES = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
+class Curve(NamedTuple):
     """One metric of one group at the rounds where any seed has it."""
 
     group: Group
@@ -51,11 +47,9 @@ class Curve:
     @property
     def std(self) -> np.ndarray:
         """(P,) standard deviation over seeds (n − 1 below); NaN for a single seed."""
-        if len(self.seeds) < 2:
-            return np.full(len(self.places), np.nan)
-        return self.seeds.std(axis=0, ddof=1)
+        return pd.DataFrame(self.seeds).std(skipna=False).to_numpy()
 
-    def thinned(self, points: int) -> Curve:
+    def thinned(self, points: int) -> "Curve":
         """Take at most `points` evenly spaced points, the first and last among them."""
         size = len(self.places)
         if size <= points:
@@ -64,8 +58,7 @@ class Curve:
         return Curve(self.group, self.places.iloc[shown], self.seeds[:, shown])
 
 
-@dataclass(frozen=True, eq=False)
-class Metric:
+class Metric(NamedTuple):
     """A history column with the curves of all groups that have it, in the order of the groups."""
 
     name: str

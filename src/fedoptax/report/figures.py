@@ -61,9 +61,7 @@ def draw_figures(report: Report) -> dict[str, bytes]:
             drawn.setdefault("network-seconds", phases)
         for place, profile in enumerate(report.profiles, start=1):
             drawn[f"profile-{place}"] = draw_profile(profile, places)
-        return {
-            f"{name}.{kind}": _save(figure, kind) for name, figure in drawn.items() for kind in ("png", "svg", "pdf")
-        }
+        return {f"{name}.{kind}": _save(one, kind) for name, one in drawn.items() for kind in ("png", "svg", "pdf")}
 
 
 def partition_png(partition: Partition) -> bytes:

@@ -10,14 +10,12 @@ from fedoptax.report.load import Run
 from fedoptax.report.words import describe_faults, format_count, format_setting, join_words
 
 #: Config fields that make no group: they follow from others, name a place, differ by seed, or change no result.
-NOT_SETTINGS = frozenset(
-    {
-        "format", "kind", "fedoptax", "seed", "num_params", "bytes", "gradients_per_step", "partition", "environment",
-        "command", "primary_metric", "higher_is_better", "out", "trackers", "task.seed", "task.description",
-        "task.data_dir", "algorithm.reference", "deployment.experiment", "rates", "metrics",
-        *(name for name, about in options_of(RunOptions).items() if not about.changes_result),
-    }
-)  # fmt: skip
+NOT_SETTINGS = {
+    "format", "kind", "fedoptax", "seed", "num_params", "bytes", "gradients_per_step", "partition", "environment",
+    "command", "primary_metric", "higher_is_better", "out", "trackers", "task.seed", "task.description",
+    "task.data_dir", "algorithm.reference", "deployment.experiment", "rates", "metrics",
+    *(name for name, about in options_of(RunOptions).items() if not about.changes_result),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

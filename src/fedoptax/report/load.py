@@ -1,20 +1,18 @@
 """Runs read back from their folders, whether they are completed, interrupted or still running."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from fedoptax._files import read_json
-from fedoptax.errors import RunError, UsageError
+from fedoptax.errors import RunError
 from fedoptax.storage.config import read_config, read_record
-from fedoptax.storage.folder import ENDED
-from fedoptax.storage.history import read_lines, read_rows
+from fedoptax.storage.folder import ENDED, read_summary
+from fedoptax.storage.history import read_rows
 from fedoptax.tasks.metrics import Column, higher_is_better
 
 #: History columns that measure cost, not quality.
@@ -22,12 +20,10 @@ COST_COLUMNS = ("round", "bytes_up", "bytes_down", "seconds", "dropped", "late",
 #: Columns of runs with faults or privacy; curves show them after the metrics.
 CIRCUMSTANCES = ("participants", "virtual_seconds", "staleness", "epsilon")
 
-SHOWN = 6  # results that an error names
 _LARGEST = 1e100  # squares and sums of smaller values are finite
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
+class Run(NamedTuple):
     """A run as its folder describes it."""
 
     path: Path
@@ -116,19 +112,6 @@ def find_folders(
         yield from find_folders(child, comparison)
 
 
-def check_related(root: Path, tasks: Iterable[tuple[Path, str]]) -> None:
-    """Refuse results of different `tasks` (by their folder) or in different places, unless directly in `root`."""
-    tasks_by_place: dict[Path, str] = {}
-    for folder, task in tasks:
-        above = [place for place in reversed(folder.parents) if place.is_relative_to(root)]
-        tasks_by_place[next((place for place in above if (place / "compare.json").is_file()), folder)] = task
-    depths = {len(place.relative_to(root).parts) for place in tasks_by_place}
-    if max(depths, default=0) > 1 and len(depths | set(tasks_by_place.values())) > 2:
-        names = [f"'{place.relative_to(root)}' ({task})" for place, task in tasks_by_place.items()]
-        text = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-        raise UsageError(f"'{root}' has results of different tasks: {text}; report one folder")
-
-
 def _sort_key(name: str, first: list[str]) -> tuple[int, list[tuple[int, str]]]:
     """Sort the names in `first` to the front, and seed-2 before seed-10."""
     place = first.index(name) if name in first else len(first)
@@ -142,10 +125,8 @@ def load_run(folder: Path, comparison: Mapping[str, Any] = MappingProxyType({}))
     examples, unless that is the loss.
     """
     config = read_config(folder)
-    rows = read_rows(folder, rounds=len(read_lines(folder)))
-    summary: dict[str, Any] = {"status": "running", "rounds_done": len(rows)}
-    if (folder / "summary.json").is_file():
-        summary |= read_json(folder / "summary.json")
+    rows = read_rows(folder)
+    summary = {"status": "running", "rounds_done": len(rows)} | read_summary(folder)
     numbers = pd.DataFrame(rows or {"round": []}).drop(columns="worst_client", errors="ignore")
     frame = numbers.apply(pd.to_numeric, errors="coerce").astype(float)
     frame = frame.where(frame.abs() < _LARGEST).astype({"round": int})

@@ -5,7 +5,6 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -114,7 +113,7 @@ def chart_data(report: Report) -> dict[str, Any]:
             }
             for group in report.groups
         ],
-        "axes": [asdict(axis) for axis in axes],
+        "axes": [axis._asdict() for axis in axes],
         "metrics": [
             {
                 "name": metric.name,
@@ -188,9 +187,8 @@ def describe_call(group: Group) -> str:
     values, run = (", ".join(f"{k}={v!r}" for k, v in of.items()) for of in (algorithm["hyperparameters"], options))
     seeds = ", ".join(str(one.config["seed"]) for one in group.runs)
     task = {name: value for name, value in config["task"].items() if name != "description"}
-    return (
-        f"# task: {task}, seeds: {seeds}\nfedoptax.run(task, fedoptax.{algorithm['name']}({values}), {run}, seed=...)"
-    )
+    call = f"fedoptax.run(task, fedoptax.{algorithm['name']}({values}), {run}, seed=...)"
+    return f"# task: {task}, seeds: {seeds}\n{call}"
 
 
 def list_incomplete(groups: Sequence[Group]) -> list[str]:

@@ -1,8 +1,7 @@
 """The numbers behind the picture of a task's data over its clients."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,8 +13,7 @@ SHOWN = 100  # clients shown one by one; all of them are in the histogram
 _OPTIONS = ("alpha", "alpha_fine", "classes", "shards", "similarity", "sigma", "exponent")  # of partitions
 
 
-@dataclass(frozen=True, eq=False)
-class Partition:
+class Partition(NamedTuple):
     """A task's data over its clients."""
 
     title: str

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -12,7 +12,7 @@ from fedoptax.experiments.tuning import SearchResult
 from fedoptax.report.clients import ClientBands, find_client_bands
 from fedoptax.report.curves import Metric, find_metrics
 from fedoptax.report.groups import Group, group_runs
-from fedoptax.report.load import Run, check_related, find_folders, load_run, load_runs
+from fedoptax.report.load import Run, find_folders, load_run, load_runs
 from fedoptax.report.paired import LEAST_PAIRS, LEVEL
 from fedoptax.report.partition import Partition, find_partitions
 from fedoptax.report.searches import HeatMap, Profile, load_searches, make_heat_map, make_profiles
@@ -22,8 +22,7 @@ from fedoptax.report.words import format_count, format_number, format_spread, jo
 BEST_POINTS = 6  # the number of points whose curves the report on a search shows
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The verdict on the groups of one task."""
 
     leader: str  # the label of the group with the best mean of final values
@@ -31,8 +30,7 @@ class Verdict:
     text: str
 
 
-@dataclass(frozen=True, eq=False)
-class Report:
+class Report(NamedTuple):
     """A report on runs."""
 
     runs: Sequence[Run]
@@ -51,7 +49,7 @@ def load_report(path: str | Path, target: float | None = None, early: int | None
     """Evaluate all runs and searches at or below a folder, or else the best points of the searches; see `final_table`.
 
     Raises:
-      UsageError: the target is not finite, `early` is below 1, or runs deep below the folder are unrelated.
+      UsageError: the target is not finite, or `early` is below 1.
       RunError: there is no run, or one is damaged.
     """
     if target is not None:
@@ -62,9 +60,6 @@ def load_report(path: str | Path, target: float | None = None, early: int | None
     best = [load_run(one.folder, {"command": of.search.command}) for of in searches for one in of.ranked[:BEST_POINTS]]
     is_of_search = bool(best) and all(mark == "tune.json" for _, mark, _ in find_folders(Path(path)))
     runs = best if is_of_search else load_runs(path)
-    of_searches = [(result.folder, result.search.task["name"]) for result in searches]
-    of_runs = [] if is_of_search else [(run.path, run.config["task"]["name"]) for run in runs]
-    check_related(Path(path), of_searches + of_runs)
     groups = group_runs(runs)
     table = final_table(runs, target, early)
     order = [group.algorithm for group in groups] + [result.search.algorithm for result in searches]

@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -75,8 +74,7 @@ def edge_warnings(result: SearchResult) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True, eq=False)
-class HeatMap:
+class HeatMap(NamedTuple):
     """The metric over two hyper-parameters (Reddi et al. 2021, Figure 2)."""
 
     result: SearchResult
@@ -111,15 +109,14 @@ def make_heat_map(result: SearchResult) -> HeatMap | None:
     return HeatMap(result, x, y, list(map(format_setting, grid[x])), list(map(format_setting, rows)), cells, others)
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(NamedTuple):
     """The best metric against one hyper-parameter (Reddi et al. 2021, Figure 3), one line per algorithm."""
 
     name: str
     metric: str
     higher_is_better: bool
-    lines: Mapping[str, Sequence[tuple[float, float]]]  # (value, best metric over all else) by increasing value
     is_grid: bool  # else one point per trial
+    lines: Mapping[str, Sequence[tuple[float, float]]]  # (value, best metric over all else) by increasing value
 
     @property
     def metric_title(self) -> str:
@@ -151,6 +148,4 @@ def make_profiles(results: Sequence[SearchResult]) -> list[Profile]:
                 while label in lines:
                     label += "′"
                 lines[label] = line
-    return [
-        Profile(name, metric, higher, lines, is_grid) for (name, metric, higher, is_grid), lines in profiles.items()
-    ]
+    return [Profile(*key, lines) for key, lines in profiles.items()]

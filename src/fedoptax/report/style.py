@@ -3,7 +3,7 @@
 The seven colours stay apart in deuteranopia, protanopia and tritanopia; of dashed lines that coincide both are seen.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 LIGHT = ("#0068b0", "#cf5300", "#00997a", "#a8327f", "#d99a00", "#4aa8e0", "#2b2f36")
 DARK = ("#3d8fe0", "#ef6c2f", "#17b58b", "#d670bd", "#f3c552", "#8fd0ff", "#f4f5f7")
@@ -19,8 +19,7 @@ MARKERS = (
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 2), (1.5, 1.8))
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """How an algorithm is drawn."""
 
     color: int  # place in `LIGHT` and `DARK`
@@ -50,4 +49,4 @@ def palette_css() -> str:
     """Write the colours as CSS variables `--c0`, `--c1`, … for light and dark."""
     light = "".join(f"--c{i}:{color};" for i, color in enumerate(LIGHT))
     dark = "".join(f"--c{i}:{color};" for i, color in enumerate(DARK))
-    return f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root:not(.printing){{{dark}}}}}\n"
+    return f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"

@@ -163,13 +163,11 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _measured(run: Run) -> pd.Series:
-    """The primary metric by round, where it was evaluated."""
     rows = run.rows.set_index("round")
     return rows[run.metric].dropna() if run.metric in rows else pd.Series(dtype=float)
 
 
 def _last(run: Run, column: str) -> float:
-    """The last value of a column; NaN without one."""
     values = run.rows.get(column, pd.Series(dtype=float)).dropna()
     return float(values.iloc[-1]) if len(values) else NAN
 
@@ -286,10 +284,8 @@ def shown_columns(table: pd.DataFrame) -> list[TableColumn]:
         "local_steps": words.join_values(table["local_steps"].dropna().astype(int)),
     }
     optional = [column for column in _OPTIONAL if (table[column[0]].notna() & (table[column[0]] != "")).any()]
-    return [
-        TableColumn(name, header.format(**texts), hint.format(**texts))
-        for name, header, hint in (*_COLUMNS, *optional, _STATUS)
-    ]
+    columns = (*_COLUMNS, *optional, _STATUS)
+    return [TableColumn(name, header.format(**texts), hint.format(**texts)) for name, header, hint in columns]
 
 
 def table_rows(table: pd.DataFrame) -> list[Row]:
@@ -308,9 +304,8 @@ def short_table(table: pd.DataFrame) -> list[list[str]]:
 def to_latex(table: pd.DataFrame) -> str:
     """Write the most important columns for LaTeX with the package booktabs."""
     header, *rows = [[cell.replace("→", "to") for cell in row] for row in short_table(table)]
-    text = pd.DataFrame(rows, columns=header).to_latex(
-        index=False, escape=True, column_format="l" + "r" * len(header[1:])
-    )
+    form = "l" + "r" * len(header[1:])
+    text = pd.DataFrame(rows, columns=header).to_latex(index=False, escape=True, column_format=form)
     return text.replace("±", "$\\pm$").replace("–", "--")
 
 
@@ -329,14 +324,6 @@ def to_markdown(table: pd.DataFrame) -> str:
 
 def to_csv(table: pd.DataFrame) -> str:
     """Write a table as CSV with full precision; `inf` rounds to a target mean that it was not reached."""
-    internal = [
-        "problem",
-        "commonest",
-        "finals",
-        "earlies",
-        "arrivals",
-        "is_share",
-        "early_p_within_point",
-        "rounds_p_within_point",
-    ]
-    return table.drop(columns=internal, errors="ignore").to_csv(index=False, lineterminator="\n")
+    internal = {"problem", "commonest", "finals", "earlies", "arrivals", "is_share"}
+    shown = [name for name in table.columns if name not in internal and not name.endswith("_p_within_point")]
+    return table[shown].to_csv(index=False, lineterminator="\n")

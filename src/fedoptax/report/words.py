@@ -8,9 +8,6 @@ from matplotlib.ticker import EngFormatter
 
 DASH = "–"
 
-#: Fields of a config's faults that only say something beside another one.
-_FAULT_DETAILS = {"step_seconds": "deadline", "speed_spread": "deadline", "jitter": "deadline", "scale": "scaled"}
-
 
 def format_number(value: float, digits: int = 4) -> str:
     """Write a measured value with `digits` significant digits, a dash for none.
@@ -61,9 +58,9 @@ def format_setting(value: Any) -> str:
 
 def describe_faults(faults: dict[str, Any]) -> str:
     """List the faults of a run, without those that never happen: `dropout 0.3`."""
-    active = {name: value for name, value in faults.items() if value}
-    parts = [name for name in active if _FAULT_DETAILS.get(name, name) in active]
-    return ", ".join(f"{name.replace('_', ' ')} {format_setting(active[name])}" for name in parts) or "none"
+    hidden = () if faults.get("deadline") else ("step_seconds", "speed_spread")  # which say nothing without one
+    active = {name: value for name, value in faults.items() if value and name not in hidden}
+    return ", ".join(f"{name.replace('_', ' ')} {format_setting(value)}" for name, value in active.items()) or "none"
 
 
 def format_count(amount: int, noun: str) -> str:

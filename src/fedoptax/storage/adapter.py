@@ -1,8 +1,9 @@
 """A language model that a run adapted: its adapters for PEFT, and its answers to prompts."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,7 @@ from fedoptax.tasks.pretrained import frozen_a, join_adapters, model_folder, rea
 from fedoptax.tasks.recipe import TEXT_PREFIX, TaskOptions
 
 
-@dataclass(frozen=True)
-class AdaptedModel:
+class AdaptedModel(NamedTuple):
     """A base model, by the options of its task, and what a run trained: adapters, or with `lora` None all of it."""
 
     options: TaskOptions

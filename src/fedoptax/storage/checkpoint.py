@@ -5,9 +5,7 @@
     checkpoints/40/checkpoint.json  shapes and dtypes, the history's length and SHA-256, and one digest of all files
 
 A checkpoint is made beside its place and moved there as a whole. One that is damaged, or whose part of the history is,
-is passed over, and the one before it is taken.
-
-The arrays are NumPy's: Orbax has no digest, and on a full disk prints tracebacks beside the error (LOG.md).
+is passed over, and the one before it is taken. Why the arrays are NumPy's and not Orbax's is in LOG.md.
 """
 
 import hashlib
@@ -33,13 +31,10 @@ FORMAT = 2
 MANIFEST = "checkpoint.json"
 
 
-def save_checkpoint(
-    folder: Path,
-    round: int,
-    server: Tree,
-    clients: ClientStates,
-    sync: Callable[[], Mapping[str, Any] | None] = lambda: None,
-) -> None:
+Sync = Callable[[], Mapping[str, Any] | None]
+
+
+def save_checkpoint(folder: Path, round: int, server: Tree, clients: ClientStates, sync: Sync = lambda: None) -> None:
     """Save the states after `round` rounds in a run folder, and remove those of later rounds.
 
     All else follows from the run's config: keys and the order of data are functions of the seed and the round. `sync`

@@ -1,24 +1,20 @@
 """The history of a run: a row per round in history.jsonl, and per round and client in clients.parquet."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fedoptax._files import to_plain, write_atomically, writing
+from fedoptax._files import reading, to_plain, write_atomically, writing
 from fedoptax._progress import html_table
-from fedoptax.errors import RunError, UsageError, shorten
+from fedoptax.data.readers import DataFrame
+from fedoptax.errors import RunError, UsageError
 from fedoptax.tasks.metrics import Column
-
-if TYPE_CHECKING:
-    import pandas
 
 Row = dict[str, Any]
 FILE = "history.jsonl"
@@ -71,7 +67,7 @@ class History:
     def _repr_html_(self) -> str:
         return html_table(self.rows[-5:], f"the last of {len(self)} rounds")
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def to_pandas(self) -> DataFrame:
         """Return a DataFrame with one row per round; missing values are NaN."""
         import pandas as pd
 
@@ -144,31 +140,25 @@ def begins_with(folder: Path, part: Mapping[str, Any]) -> bool:
 def read_lines(folder: Path, file: str = FILE) -> list[str]:
     """Return the complete lines of a run's history; an unfinished last line of a killed process is left out."""
     path = folder / file
-    try:
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    except (OSError, ValueError) as error:
-        raise RunError(f"'{path}' is damaged: {error}") from error
-    return text.split("\n")[:-1]
+    with reading(f"'{path}'", "text"):
+        return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
 
 
-def read_rows(folder: Path, rounds: int) -> list[Row]:
-    """Return the first `rounds` rows of a run's history."""
+def read_rows(folder: Path, rounds: int | None = None) -> list[Row]:
+    """Return the first `rounds` rows of a run's history, by default all."""
     path = folder / FILE
     rows: list[Row] = []
     for number, line in enumerate(read_lines(folder)[:rounds], start=1):
-        with suppress(ValueError, KeyError, TypeError, RecursionError):
-            row = json.loads(line)
-            if row["round"] == number:
-                rows.append(row)
-        if len(rows) < number:
-            raise RunError(f"'{path}' is damaged at line {number}: not the row of round {number}")
-    if len(rows) < rounds:
+        with reading(f"'{path}', line {number},", f"the row of round {number}"):
+            rows.append(json.loads(line))
+            if rows[-1]["round"] != number:
+                raise ValueError(f"it has another round: {line}")
+    if rounds is not None and len(rows) < rounds:
         raise RunError(f"'{path}' has {len(rows)} of {rounds} rounds")
     return rows
 
 
 def _encode(rows: list[Row]) -> bytes:
-    """Return rows as lines of strict JSON."""
     return "".join(json.dumps(to_plain(row), allow_nan=False) + "\n" for row in rows).encode()
 
 
@@ -209,13 +199,10 @@ def column_of(metric: str) -> str:
     return f"{metric}_" if metric in ("round", "client", "name") else metric
 
 
-def read_clients(folder: Path) -> pandas.DataFrame:
+def read_clients(folder: Path) -> DataFrame:
     """Read a run's clients.parquet; raise a `RunError` if it is missing or damaged."""
     import pandas as pd
 
-    try:
+    with reading(f"'{folder / CLIENTS}'", "metrics of clients"):
         table = pd.read_parquet(folder / CLIENTS)
-        table[["round", "client"]]
-    except Exception as error:  # a damaged file fails in many ways
-        raise RunError(f"'{folder / CLIENTS}' cannot be read: {shorten(error)}") from error
-    return table
+        return table.set_index(["round", "client"]).reset_index()  # which must be there

@@ -6,31 +6,26 @@ schema.toml      of a table, what its columns mean
 params.npz       the last parameters; best.npz the best ones, if saved
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from fedoptax._files import pack_arrays, read_arrays, read_json, using, write_atomically, write_json
+from fedoptax._files import pack_arrays, read_arrays, read_json, reading, write_atomically, write_json
 from fedoptax.algorithm import Tree
 from fedoptax.data.inputs import as_examples, read_inputs
-from fedoptax.data.readers import check_columns, read_features
+from fedoptax.data.readers import DataFrame, check_columns, read_features
 from fedoptax.data.schema import as_texts
-from fedoptax.errors import DataError, RunError, UsageError, check_int, check_number, check_output, check_type, shorten
+from fedoptax.errors import DataError, RunError, UsageError, check_int, check_number, check_output, check_type
 from fedoptax.storage.folder import named_leaves
 from fedoptax.tasks.metrics import METRICS, confusion, mean, r2, root_mean, total_of
 from fedoptax.tasks.task import Task, depends_on_argument
-
-if TYPE_CHECKING:
-    import pandas
 
 BATCH = 64
 """Examples that are predicted together; the last ones are filled up to as many, so that one program serves all."""
@@ -75,7 +70,7 @@ class TrainedModel:
         """Return the outputs (n, …) of examples as in `predict`; with classes these are their probabilities (n, C)."""
         return self._apply(as_examples(x, self.inputs, self.fields, self.classes or ()))
 
-    def predict_file(self, path: str | Path, top: int = 1, threshold: float | None = None) -> pandas.DataFrame:
+    def predict_file(self, path: str | Path, top: int = 1, threshold: float | None = None) -> DataFrame:
         """Predict the examples in a .csv, .tsv, .parquet or .npz file, or of a folder of images.
 
         Args:
@@ -169,7 +164,7 @@ class TrainedModel:
             write_atomically(path, save({name: np.ascontiguousarray(a) for name, a in self.params.items()}))
         elif path.suffix == ".stablehlo":
             call = jax.jit(partial(self.program.call, self._leaves))
-            whole = export.export(call, platforms=PLATFORMS)(self._batch_form)
+            whole = export.export(call, platforms=PLATFORMS)(self._forms[1])
             write_atomically(path, bytes(whole.serialize()))
         else:
             raise UsageError(f"path must end in .npz, .safetensors or .stablehlo, got '{path.name}'")
@@ -178,11 +173,11 @@ class TrainedModel:
     @cached_property
     def fields(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The form of one example: name -> shape and type."""
-        return {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in self._batch_form.items()}
+        return {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in self._forms[1].items()}
 
     @property
-    def _batch_form(self) -> dict[str, Any]:
-        return jax.tree.unflatten(self.program.in_tree, self.program.in_avals)[0][1]
+    def _forms(self) -> tuple[list[Any], dict[str, Any]]:  # of parameters and of a batch
+        return jax.tree.unflatten(self.program.in_tree, self.program.in_avals)[0]
 
     @cached_property
     def _call(self) -> Callable[..., jax.Array]:
@@ -195,8 +190,7 @@ class TrainedModel:
 
     @property
     def _leaves(self) -> list[np.ndarray]:
-        forms = jax.tree.unflatten(self.program.in_tree, self.program.in_avals)[0][0]
-        return [np.asarray(array, form.dtype) for array, form in zip(self.params.values(), forms, strict=True)]
+        return [np.asarray(a, form.dtype) for a, form in zip(self.params.values(), self._forms[0], strict=True)]
 
     def _apply(self, examples: Mapping[str, np.ndarray]) -> np.ndarray:
         leaves, size = jax.device_put(self._leaves), self.program.in_avals[-1].shape[0]
@@ -234,13 +228,9 @@ def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
     if not path.is_file():
         reason = "the run saved no best parameters" if params == "best" else "the run has not ended"
         raise RunError(f"'{path}' is missing: {reason}")
-    try:
+    with reading(f"'{folder}'", "a model"):
         program = export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
-        arrays = read_arrays(path)
-    except Exception as error:  # a damaged file fails in many ways
-        raise RunError(f"'{folder}': the model cannot be read: {shorten(error)}") from error
-    with using(folder / DESCRIPTION):
-        return TrainedModel(arrays, program, described["classes"], described["inputs"])
+        return TrainedModel(read_arrays(path), program, described["classes"], described["inputs"])
 
 
 def model_of(task: Task, params: Tree) -> TrainedModel:

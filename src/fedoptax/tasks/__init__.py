@@ -4,5 +4,3 @@ from fedoptax.tasks.recipe import Recipe, TaskOptions, defer_import
 from fedoptax.tasks.registry import TASKS, load_task, recipe_of
 
 image_classification = defer_import("tasks.images:image_classification")  # JAX, which names of tasks do without
-
-__all__ = ["TASKS", "Recipe", "TaskOptions", "image_classification", "load_task", "recipe_of"]

@@ -43,10 +43,8 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         raise UsageError("compute_dtype must be float32 for features that the model standardises")
     if source.train_groups is None and options.partition in (None, "clients"):
         kind = "column" if source.columns else "array"
-        raise UsageError(
-            f"{path} has no {kind} 'client': give --client-column (client_column=) for that of the client ids, or "
-            "--partition (partition=) dirichlet or iid to make clients of the examples"
-        )
+        remedy = "name it by client_column, or make clients by `partition`, such as dirichlet or iid"
+        raise UsageError(f"{path} has no {kind} 'client': {remedy}")
     if source.schema is None and options.loss is not None:
         raise UsageError(f"loss applies to a table with a number as its target, got {options.loss!r}")
     how, weights = "", None

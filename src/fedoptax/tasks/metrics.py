@@ -1,10 +1,9 @@
 """Metrics: sums or collected rows over held-out examples, the resulting number, and its columns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import jax
@@ -36,7 +35,7 @@ class Column(NamedTuple):
         return "_".join(filter(None, self))
 
     @classmethod
-    def parse(cls, name: str) -> Column | None:
+    def parse(cls, name: str) -> "Column | None":
         """Return the column of this name; None for one that measures no quality, such as `bytes_up`."""
         split, _, rest = name.partition("_")
         if not rest or split not in SUMMARIES:
@@ -53,11 +52,10 @@ def higher_is_better(name: str, stated: Mapping[str, bool]) -> bool:
     return not any(word in name.lower() for word in LOWER)
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("values", "binned"),
-    meta_fields=("result", "higher_is_better", "format", "is_collected", "bound"),
-)
+STATIC = {"static": True}  # part of a metric's structure, as JAX sees it, not of its arrays
+
+
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Metric:
     """The rows of a metric for a batch of examples, and the number that follows from all examples.
@@ -81,12 +79,12 @@ class Metric:
     """
 
     values: Tree
-    result: Callable[..., jax.Array]
-    higher_is_better: bool = True
-    format: str = "number"
-    is_collected: bool = False
-    binned: Metric | None = None
-    bound: Callable[[Tree], jax.Array] | None = None
+    result: Callable[..., jax.Array] = field(metadata=STATIC)
+    higher_is_better: bool = field(default=True, metadata=STATIC)
+    format: str = field(default="number", metadata=STATIC)
+    is_collected: bool = field(default=False, metadata=STATIC)
+    binned: "Metric | None" = None
+    bound: Callable[[Tree], jax.Array] | None = field(default=None, metadata=STATIC)
 
 
 def mean(
@@ -212,13 +210,12 @@ def calibration_error(probabilities: jax.Array, labels: jax.Array, positive: int
 def confusion(probabilities: jax.Array, labels: jax.Array, names: Sequence[str]) -> dict[str, Metric]:
     """Return by `confusion_ACTUAL_as_PREDICTED` the number of examples of each pair of classes."""
     predicted = jnp.argmax(probabilities, axis=-1)
-    return {
-        f"confusion_{actual}_as_{other}": Metric(
-            ((labels == i) & (predicted == j)).astype(jnp.float32), lambda count: count, i == j
-        )
-        for i, actual in enumerate(names)
-        for j, other in enumerate(names)
-    }
+
+    def count(i: int, j: int) -> Metric:
+        return Metric(((labels == i) & (predicted == j)).astype(jnp.float32), lambda count: count, i == j)
+
+    pairs = product(enumerate(names), enumerate(names))
+    return {f"confusion_{actual}_as_{other}": count(i, j) for (i, actual), (j, other) in pairs}
 
 
 Ranking = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]

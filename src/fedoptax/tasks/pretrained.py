@@ -18,7 +18,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedoptax._files import read_params_file
 from fedoptax.algorithm import Tree, nbytes
-from fedoptax.data.cache import ArrayWriter, cached
+from fedoptax.data.cache import Rows, cached
 from fedoptax.data.federated import FederatedData
 from fedoptax.data.text import IGNORED, TextTokenizer, as_sequences, read_texts
 from fedoptax.errors import DataError, UsageError, check_choice, check_int, check_type
@@ -45,11 +45,8 @@ def text_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     all share; `freeze_a` trains B alone (FFA-LoRA, Sun et al. 2024), whose mean is exactly the mean of the products.
     `base_adapter` starts from a folder of PEFT's, with its rank, factor and targets. Else the whole model is trained.
     """
-    path, context = (
-        Path(os.path.expanduser(name.removeprefix(TEXT_PREFIX))),
-        256 if options.context is None else options.context,
-    )
-    check_int("context", context)
+    path = Path(os.path.expanduser(name.removeprefix(TEXT_PREFIX)))
+    context = check_int("context", 256 if options.context is None else options.context)
     (config, lora, start), folder = read_settings(options), model_folder(options)
     clients, owners, held_out = read_clients(path, folder, context, options)
     net, base = read_model(options, lora)
@@ -70,11 +67,8 @@ def text_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         f"model: {size:,} parameters ({megabytes:,.0f} MB{', once for all clients' if lora else ''}), {count:,} "
         f"trained and sent ({count * 4 / 1e6:,.1f} MB)",
     )
-    spec = {
-        **options.chosen(),
-        "partition_seed": options.seed,
-        "contents": f"{crc32(clients.examples['y'].tobytes()):08x}",
-    }
+    contents = f"{crc32(clients.examples['y'].tobytes()):08x}"
+    spec = {**options.chosen(), "partition_seed": options.seed, "contents": contents}
     return Task(
         name, clients=clients, test=held_out, test_owners=owners if held_out else None, label=None, eval_batch=8,
         frozen=frozen, description=f"{path.name}, next token by {folder.name}", spec=spec, notes=notes,
@@ -150,18 +144,17 @@ def read_clients(
     files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
     files += [folder / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
 
-    def build(writer: ArrayWriter) -> None:
+    def decode() -> Rows:
         tokenizer, is_empty = TextTokenizer.read(folder), True
         for client, examples in enumerate(read_texts(path, column).values()):
             sequences = as_sequences(examples, tokenizer, context)
             is_empty &= not len(sequences["x"])
-            for name, rows in {**sequences, "client": np.full(len(sequences["x"]), client, np.int32)}.items():
-                writer.append(name, rows)
+            yield from {**sequences, "client": np.full(len(sequences["x"]), client, np.int32)}.items()
         if is_empty:
             raise DataError(f"{path} has no token in the loss within {context} tokens (context)")
 
     key = hashlib.sha256(f"{column} {context}".encode()).hexdigest()[:8]
-    arrays = cached(f"tokens-{key}", [file for file in files if file.exists()], 1, build)
+    arrays = cached(f"tokens-{key}", [file for file in files if file.exists()], 1, decode)
     end = len(arrays["client"]) if options.num_clients is None else arrays["client"].searchsorted(options.num_clients)
     sizes, share = np.unique(arrays["client"][:end], return_counts=True)[1], options.test_fraction
     longest = int((arrays["y"][:end] != IGNORED).any(axis=0).nonzero()[0].max()) + 1

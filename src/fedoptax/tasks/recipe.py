@@ -158,8 +158,6 @@ class TaskOptions:
         checks: dict[type, Callable[[str, Any], object]] = {int: check_int, float: check_number}
         for name, value in self.chosen().items():
             checks.get(TASK_OPTIONS[name], partial(check_type, kinds=str | Path))(name, value)
-        if self.similarity is not None:
-            check_number("similarity", self.similarity, 0, 100, open_high=False)
         check_int("seed", self.seed, 0, 2**63 - 1)
 
     def chosen(self) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The named tasks: data, partition, model, loss, metrics, and the settings a comparison starts from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ from fedoptax.tasks.recipe import CENTRAL, MODELS, PREFIX, TASK_OPTIONS, TEXT_PR
 if TYPE_CHECKING:
     from fedoptax.tasks.task import Task
 
+_labelled = partial(defer_import, "tasks.images:labelled_images")
 _images = partial(Recipe, models=MODELS, num_clients=100, options=("devices",), partitions=CENTRAL)
 _cifar = partial(
     _images,
@@ -24,14 +23,14 @@ _cifar = partial(
 _TRANSFORMERS = {"gpt": defer_import("models:gpt"), "gpt_small": defer_import("models:gpt", width=64, depth=2)}
 
 
-def _from_formula(make: Callable[..., Task], name: str, recipe: Recipe, options: TaskOptions) -> Task:
+def _from_formula(make: "Callable[..., Task]", name: str, recipe: Recipe, options: TaskOptions) -> "Task":
     arguments = {name: value for name, value in options.chosen().items() if name in recipe.options}
     return make(**{"num_clients": recipe.num_clients} | arguments, seed=options.seed)
 
 
 TASKS: dict[str, Recipe] = {
     "digits": _images(
-        defer_import("tasks.images:labelled_images", digits.load, 16),
+        _labelled(digits.load, 16),
         "handwritten digits of scikit-learn, 8x8 pixels, 10 classes",
         model="mlp",
         num_clients=50,
@@ -45,26 +44,22 @@ TASKS: dict[str, Recipe] = {
         partitions=(*CENTRAL, "writers"),
     ),
     "fashion-mnist": _images(
-        defer_import("tasks.images:labelled_images", mnist.load_fashion, 255),
+        _labelled(mnist.load_fashion, 255),
         "clothes, 28x28 pixels, 10 classes",
         model="cnn",
         defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "eval_every": 2, "local_epochs": 1},
     ),
-    "cifar10": _cifar(
-        defer_import("tasks.images:labelled_images", cifar.load10, 255),
-        "colour photographs, 32x32 pixels, 10 classes",
-    ),
+    "cifar10": _cifar(_labelled(cifar.load10, 255), "colour photographs, 32x32 pixels, 10 classes"),
     "cifar100": _cifar(
-        defer_import("tasks.images:labelled_images", cifar.load100, 255),
+        _labelled(cifar.load100, 255),
         "colour photographs, 32x32 pixels, 100 classes",
         partitions=("pachinko", *CENTRAL),
     ),
     "cifar100-coarse": _cifar(
-        defer_import("tasks.images:labelled_images", partial(cifar.load100, labels="coarse"), 255),
-        "CIFAR-100 with its 20 superclasses",
+        _labelled(partial(cifar.load100, labels="coarse"), 255), "CIFAR-100 with its 20 superclasses"
     ),
     "emnist-cr": _images(
-        defer_import("tasks.images:labelled_images", emnist.load, 255),
+        _labelled(emnist.load, 255),
         "handwritten characters by writer, 28x28 pixels, 62 classes",
         model="emnist_cnn",
         defaults={"rounds": 500, "cohort_size": 10, "batch_size": 20, "eval_every": 25, "local_epochs": 1},
@@ -179,7 +174,7 @@ def recipe_of(name: str) -> Recipe:
     return TASKS[name]
 
 
-def load_task(name: str, **options: Any) -> Task:
+def load_task(name: str, **options: Any) -> "Task":
     """Load a named task, `"file:PATH"`, a task on your own file or folder, or `"text:PATH"`, one on your own texts.
 
     Args:

@@ -11,7 +11,7 @@ import optax
 from fedoptax.algorithm import Tree
 from fedoptax.data.schema import Schema
 from fedoptax.data.statistics import Preparation
-from fedoptax.errors import DataError, UsageError, check_choice, check_number
+from fedoptax.errors import DataError, UsageError, check_choice, parse_number
 from fedoptax.models import Model
 from fedoptax.tasks.images import cross_entropy, scaled
 from fedoptax.tasks.metrics import Metric, r2, root_mean
@@ -105,9 +105,5 @@ def class_weights(text: str | None, names: Sequence[str], counts: np.ndarray) ->
     for pair in text.split(","):
         name, _, value = pair.rpartition("=")
         check_choice("class_weight", name.strip(), ["balanced", *names])
-        try:
-            weights[name.strip()] = float(value)
-        except ValueError:
-            raise UsageError(f"class_weight must be balanced or NAME=WEIGHT,…, got {text!r}") from None
-        check_number(f"class_weight of {name.strip()!r}", float(value), 0)
+        weights[name.strip()] = parse_number(f"class_weight of {name.strip()!r}", value, 0)
     return np.array(list(weights.values()))

@@ -229,9 +229,8 @@ class ModuleGradient:
         batch = real_examples({name: np.zeros(a.shape, a.dtype) for name, a in form.items()})
         try:
             with torch.no_grad(), torch.random.fork_rng():
-                result = self.loss(
-                    deepcopy(self.module).train(), as_tensors(batch, next(self.module.parameters()).device)
-                )
+                tensors = as_tensors(batch, next(self.module.parameters()).device)
+                result = self.loss(deepcopy(self.module).train(), tensors)
                 list(result if isinstance(result, Iterator) else ())
         except Exception as error:  # any other, perhaps of the zeros, comes again with the examples if it is not
             if "more than 1 value" in str(error):

@@ -82,14 +82,9 @@ def causal_lm_task(
     data = FederatedData.from_clients([sequences(examples) for examples in groups])
     metrics = {"loss": by_token(lambda logits, y, losses: losses)}
     metrics["accuracy"] = by_token(lambda logits, y, losses: logits.argmax(dim=1) == y)
-    attributes = {
-        "primary_metric": "perplexity",
-        "higher_is_better": False,
-        "label": None,
-        "eval_batch": 8,
-        "is_pretrained": True,
-    } | attributes
-    task = module_task(name, model, loss, metrics, data, None if test is None else sequences(test), **attributes)
+    about = {"primary_metric": "perplexity", "higher_is_better": False, "label": None, "eval_batch": 8}
+    about |= {"is_pretrained": True} | attributes
+    task = module_task(name, model, loss, metrics, data, None if test is None else sequences(test), **about)
 
     def measure(params: Tree, batch: Any) -> dict[str, Any]:
         values = task.metrics(params, batch)

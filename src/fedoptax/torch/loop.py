@@ -14,18 +14,8 @@ from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload
 from fedoptax.engine.batches import Minibatch
 from fedoptax.engine.xla import call_host
 from fedoptax.errors import UsageError, check_function, check_int, check_output
-from fedoptax.torch.gradients import (
-    ONE_AT_A_TIME,
-    ModuleState,
-    buffers_from_module,
-    flatten,
-    load_buffers,
-    load_params,
-    real_examples,
-    seed_of,
-    to_array,
-    trained,
-)
+from fedoptax.torch import gradients
+from fedoptax.torch.gradients import ModuleState, to_array, trained
 
 Train = Callable[[nn.Module, Any, Mapping[str, Any]], Any]
 """`train(module, examples, config)`: trains the module, returns the number of examples or (number, mean loss)."""
@@ -53,23 +43,23 @@ def with_loop(
       UsageError: when a client runs: the algorithm's clients send more than Δ, or `train` returns something else.
     """
     check_function("train", train, "module, examples, config")
-    first_buffers = buffers_from_module(module)
+    first_buffers = gradients.buffers_from_module(module)
 
     def run_loop(examples: Any, data: Any, params: Tree, lr: Any, buffers: Any) -> tuple[Tree, Any, Any]:
         """Run it on `data`, a `Minibatch` of all examples, or on `examples` as they are if that is ()."""
-        examples = real_examples(data.examples) if data else examples
+        examples = gradients.real_examples(data.examples) if data else examples
         rates = {} if isinstance(lr, tuple) else {"lr": float(lr)}
-        with ONE_AT_A_TIME, torch.random.fork_rng(enabled=bool(data)):
+        with gradients.ONE_AT_A_TIME, torch.random.fork_rng(enabled=bool(data)):
             if data:
-                torch.manual_seed(seed_of(data.key))
-            load_params(module, params)
+                torch.manual_seed(gradients.seed_of(data.key))
+            gradients.load_params(module, params)
             if buffers:
-                load_buffers(module, buffers)
+                gradients.load_buffers(module, buffers)
             before = {name: p.detach().clone() for name, p in trained(module).items()}
             _, loss = examples_and_loss(train(module, examples, {**(config or {}), **rates}))
             change = {name: to_array(p.detach() - before[name], name) for name, p in trained(module).items()}
-            delta = jax.tree.unflatten(jax.tree.structure(params), [change[name] for name in flatten(params)])
-            return delta, np.float32(loss), buffers and buffers_from_module(module)
+            delta = jax.tree.unflatten(jax.tree.structure(params), [change[name] for name in gradients.flatten(params)])
+            return delta, np.float32(loss), buffers and gradients.buffers_from_module(module)
 
     def client_update(_: Any, message: Any, client: Tree, batches: Any) -> tuple[FedOptUpload, Tree, jax.Array]:
         if not isinstance(message, FedOptMessage) or jax.tree.leaves(message.shared):

@@ -300,11 +300,9 @@ def _norms(values: Sequence[Tensor], layers: Sequence[Any]) -> dict[Any, Tensor]
 
 
 def _evaluate(closure: Callable[[], Any] | None) -> Any:
-    """The loss that a closure returns; None without one."""
     with torch.enable_grad():
         return closure and closure()
 
 
 def _gradient(p: Tensor) -> Tensor:
-    """A copy of a parameter's gradient; 0 where there is none."""
     return torch.zeros_like(p) if p.grad is None else p.grad.clone()

@@ -14,15 +14,7 @@ from fedoptax.data.federated import FederatedData
 from fedoptax.engine.xla import call_host
 from fedoptax.errors import UsageError, check_output
 from fedoptax.tasks.task import Task
-from fedoptax.torch.gradients import (
-    ModuleGradient,
-    ModuleLoss,
-    as_tensors,
-    check_params,
-    gradient_form,
-    params_from_module,
-    trained,
-)
+from fedoptax.torch import gradients
 
 ModuleMetric = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
 """`metric(module, batch)`: one value per example, (batch,), or a pair (values, weights)."""
@@ -31,7 +23,7 @@ ModuleMetric = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
 def module_task(
     name: str,
     module: nn.Module,
-    loss: ModuleLoss,
+    loss: gradients.ModuleLoss,
     metrics: Mapping[str, ModuleMetric],
     clients: FederatedData,
     test: Mapping[str, np.ndarray] | None = None,
@@ -55,8 +47,8 @@ def module_task(
     Raises:
       UsageError: the module has no parameters, or when a run begins: it keeps running statistics that are no client's.
     """
-    gradient, device = ModuleGradient(module, loss), next(iter(trained(module).values())).device
-    start = jax.tree.map(np.asarray, params_from_module(module))
+    gradient, device = gradients.ModuleGradient(module, loss), next(iter(gradients.trained(module).values())).device
+    start = jax.tree.map(np.asarray, gradients.params_from_module(module))
 
     def values_on_host(params: Tree, examples: Mapping[str, Any]) -> dict[str, np.ndarray]:
         size = len(jax.tree.leaves(examples)[0])
@@ -69,7 +61,7 @@ def module_task(
 
         with gradient.holding(params), torch.no_grad():
             module.eval()
-            batch = as_tensors(examples, device)
+            batch = gradients.as_tensors(examples, device)
             return {key: compute(key) for key in metrics}
 
     def values(params: Tree, batch: Mapping[str, Any]) -> dict[str, tuple[jax.Array, jax.Array]]:
@@ -93,14 +85,14 @@ def check_statistics(module: nn.Module) -> None:
             raise UsageError(f"module must not keep running statistics, got '{path}' (use {hint})")
 
 
-def _differentiable(gradient: ModuleGradient) -> Callable[[Tree, Any, jax.Array], jax.Array]:
+def _differentiable(gradient: gradients.ModuleGradient) -> Callable[[Tree, Any, jax.Array], jax.Array]:
     """The module's loss as JAX differentiates it: the gradient comes with the value, in one call of PyTorch."""
 
     def value_and_grads(params: Tree, batch: Any, key_data: jax.Array) -> tuple[jax.Array, Tree]:
         check_statistics(gradient.module)
-        check_params(gradient.module, params)
+        gradients.check_params(gradient.module, params)
         gradient.check_batch(batch)
-        return call_host(gradient.at_minibatch, gradient_form(params), params, batch, key_data)
+        return call_host(gradient.at_minibatch, gradients.gradient_form(params), params, batch, key_data)
 
     @jax.custom_vjp
     def value(params: Tree, batch: Any, key_data: jax.Array) -> jax.Array:

@@ -3,18 +3,16 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
-from fedoptax.errors import UsageError, check_choice, import_extra, shorten
+from fedoptax.errors import check_choice, import_extra, shorten
 
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Tracked:
+class Tracked(NamedTuple):
     """The run that a tracker follows."""
 
     folder: Path  # of the run; a tracker writes its files to a subfolder
@@ -46,18 +44,14 @@ def notify(trackers: list[Tracker], call: Callable[[Tracker], None]) -> None:
             print(f"fedoptax: {type(tracker).__name__} is left out from now on: {why}", file=sys.stderr)
 
 
-def as_trackers(trackers: Iterable[str | Tracker]) -> list[Tracker]:
+def as_trackers(trackers: Sequence[str | Tracker]) -> list[Tracker]:
     """Return trackers, created from their names if needed.
 
-    A name that is unknown or occurs twice, or whose package is not installed, is a `UsageError`.
+    A name that is unknown, or whose package is not installed, is a `UsageError`.
     """
-    chosen = list(trackers)
-    names = [one for one in chosen if isinstance(one, str)]
-    if len(set(names)) < len(names):
-        raise UsageError(f"trackers must name each tracker once, got {', '.join(names)}")
-    for name in names:
+    for name in (one for one in trackers if isinstance(one, str)):
         check_choice("trackers", name, TRACKERS)
-    return [TRACKERS[one]() if isinstance(one, str) else one for one in chosen]
+    return [TRACKERS[one]() if isinstance(one, str) else one for one in trackers]
 
 
 def numbers_of(row: Row) -> dict[str, float]:

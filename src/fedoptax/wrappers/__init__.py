@@ -14,5 +14,3 @@ from fedoptax.wrappers.compression import with_compression
 from fedoptax.wrappers.gradients import clipped, with_clipping
 from fedoptax.wrappers.personal import with_personal
 from fedoptax.wrappers.privacy import with_privacy
-
-__all__ = ["clipped", "with_clipping", "with_compression", "with_personal", "with_privacy"]

@@ -191,14 +191,11 @@ def _check_upload(upload: Tree, nonnegative: Sequence[str], must_know_all: bool)
     for path, leaf in tree_leaves_with_path(upload):
         if not uploads.is_floating(leaf):
             raise UsageError(f"algorithm must only upload floating-point numbers, got {leaf.dtype} at {keystr(path)}")
-    for path, _ in tree_leaves_with_path(upload):
         field = uploads.field_of(path)
         is_known = field is None or field in uploads.VECTORS or uploads.is_nonnegative(path, nonnegative)
         if must_know_all and not is_known:
-            raise UsageError(
-                f"nonnegative must name the upload's fields that noise must not make negative, or be (): '{field}' "
-                "may hold second moments"
-            )
+            needed = "the upload's fields that noise must not make negative, or be ()"
+            raise UsageError(f"nonnegative must name {needed}: '{field}' may hold second moments")
 
 
 def epsilon(noise_multiplier: Number, delta: float, rounds: int, cohort_size: int, num_clients: int) -> float:

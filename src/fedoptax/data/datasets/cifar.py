@@ -13,15 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from fedoptax.data.cache import ArrayWriter, cached
+from fedoptax.data.cache import Rows, cached
 from fedoptax.data.datasets.source import Source
 from fedoptax.data.files import damaged, read_file, require_file
 from fedoptax.data.readers import reading
 from fedoptax.data.registry import DATA_SETS
-from fedoptax.errors import check_choice
-
-LABELS = ("fine", "coarse")
-"""CIFAR-100's two kinds of labels: 100 classes, or the 20 superclasses of five classes each."""
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 """The classes of CIFAR-10, as its batches.meta numbers them."""
@@ -45,10 +41,9 @@ def load10(data_dir: str | Path | None = None) -> Source:
 def load100(data_dir: str | Path | None = None, labels: str = "fine") -> Source:
     """Read CIFAR-100's two files, of `cifar100/cifar-100-python/` or of `cifar100/`.
 
-    As `load10`; y is the class by `labels`, one of `LABELS`, and `train_coarse` the superclass of each training image
-    (int32), whatever y is.
+    As `load10`; y is the class by `labels`, `"fine"`, or `"coarse"`, one of 20 superclasses of five classes each, and
+    `train_coarse` the superclass of each training image (int32), whatever y is.
     """
-    check_choice("labels", labels, LABELS)
     arrays = _read("cifar100", data_dir, "fine_labels", "coarse_labels")
     train, test = ({"x": arrays[f"{part}_x"], "y": arrays[f"{part}_{labels}_labels"]} for part in ("train", "test"))
     count = 100 if labels == "fine" else 20
@@ -60,7 +55,7 @@ def _read(dataset: str, data_dir: str | Path | None, *labels: str) -> dict[str, 
     files = [file for file in DATA_SETS[dataset].downloads[0].members if not file.path.endswith("meta")]
     paths = [require_file(data_dir, dataset, file.path, Path(file.path).name) for file in files]
 
-    def build(writer: ArrayWriter) -> None:
+    def decode() -> Rows:
         for file, path in zip(files, paths):
             data = read_file(path)
             kind, _, published = str(file.hash).partition(":")
@@ -69,11 +64,10 @@ def _read(dataset: str, data_dir: str | Path | None, *labels: str) -> dict[str, 
             with reading(path, "a pickle of arrays"):
                 batch = _ArrayUnpickler(io.BytesIO(data), encoding="latin1").load()  # strings of Python 2
             split = "test" if path.name.startswith("test") else "train"
-            writer.append(f"{split}_x", batch["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-            for label in labels:
-                writer.append(f"{split}_{label}", np.array(batch[label], np.int32))
+            yield f"{split}_x", batch["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+            yield from ((f"{split}_{label}", np.array(batch[label], np.int32)) for label in labels)
 
-    return cached(dataset, paths, _VERSION, build)
+    return cached(dataset, paths, _VERSION, decode)
 
 
 class _ArrayUnpickler(pickle.Unpickler):

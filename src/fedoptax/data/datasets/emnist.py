@@ -8,12 +8,13 @@ benchmark for federated settings", 2018.
 import json
 import string
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from fedoptax.data.cache import ArrayWriter, cached
-from fedoptax.data.datasets.source import Client, Source, cached_groups, open_clients, write_clients
+from fedoptax.data.cache import cached
+from fedoptax.data.datasets.source import Client, Source, open_clients, rows_of_clients
 from fedoptax.data.files import find_data_dir, read_file, require_file
 from fedoptax.data.readers import reading
 from fedoptax.errors import DataError
@@ -37,33 +38,22 @@ def load(data_dir: str | Path | None = None) -> Source:
 
 def load_tff(data_dir: str | Path | None = None) -> Source:
     """Read `emnist/fed_emnist_{train,test}.h5`; see `load`."""
-    paths = {part: require_file(data_dir, "emnist", f"fed_emnist_{part}.h5") for part in ("train", "test")}
-
-    def build(writer: ArrayWriter) -> None:
-        write_clients(writer, {part: (path, _tff_writers(path)) for part, path in paths.items()})
-
-    return _source(cached("emnist", list(paths.values()), _VERSION, build))
+    paths = [require_file(data_dir, "emnist", f"fed_emnist_{part}.h5") for part in ("train", "test")]
+    return _source(cached("emnist", paths, _VERSION, partial(rows_of_clients, paths, *map(_tff_writers, paths))))
 
 
 def load_leaf(data_dir: str | Path | None = None) -> Source:
     """Read all JSON files of `femnist/train/` and `femnist/test/`, LEAF's split of each writer's images; see `load`."""
     files = {part: _leaf_files(data_dir, part) for part in ("train", "test")}
-
-    def build(writer: ArrayWriter) -> None:
-        names: dict[str, set[str]] = {part: set() for part in files}
-        clients = {part: (paths[0].parent, _leaf_writers(paths, names[part])) for part, paths in files.items()}
-        write_clients(writer, clients)
-        if names["train"] & names["test"] and names["train"] != names["test"]:  # neither by example nor by writer
-            name = min(names["train"] ^ names["test"])
-            part = "test" if name in names["train"] else "train"
-            raise DataError(f"femnist/{part} lacks writer {name!r} but has others")
-
-    return _source(cached("femnist", [*files["train"], *files["test"]], _VERSION, build))
+    folders, clients = [paths[0].parent for paths in files.values()], map(_leaf_writers, files.values())
+    decode = partial(rows_of_clients, folders, *clients)
+    return _source(cached("femnist", [*files["train"], *files["test"]], _VERSION, decode))
 
 
 def _source(arrays: dict[str, np.ndarray]) -> Source:
     train, test = ({name: arrays[f"{part}_{name}"] for name in ("x", "y")} for part in ("train", "test"))
-    return Source(train, test, len(CLASSES), (28, 28, 1), **cached_groups(arrays), class_names=CLASSES)
+    groups = arrays["train_groups"], arrays["test_groups"]
+    return Source(train, test, len(CLASSES), (28, 28, 1), *groups, class_names=CLASSES)
 
 
 def _tff_writers(path: Path) -> Iterator[Client]:
@@ -79,20 +69,14 @@ def _leaf_files(data_dir: str | Path | None, part: str) -> list[Path]:
     return [require_file(data_dir, "femnist", f"{part}/{name}") for name in sorted(names) or ["*.json"]]
 
 
-def _leaf_writers(files: list[Path], seen: set[str]) -> Iterator[Client]:
-    """Read the writers of the files; each is added to `seen`, where none may be yet."""
+def _leaf_writers(files: list[Path]) -> Iterator[Client]:
     for path in files:
         with reading(path, "one of LEAF's JSON files"):
             document = json.loads(read_file(path))
-            for writer, count in zip(document["users"], document["num_samples"], strict=True):
-                if writer in seen:
-                    raise DataError(f"{path}: writer {writer!r} occurs twice")
-                seen.add(writer)
+            for writer in document["users"]:
                 user = document["user_data"][writer]
-                fields = _examples(path, writer, np.array(user["x"]).reshape(-1, 28, 28), np.array(user["y"], np.int64))
-                if len(fields["y"]) != count:
-                    raise DataError(f"{path}: writer {writer!r} has {len(fields['y'])} images, 'num_samples' {count}")
-                yield writer, fields
+                x, y = np.array(user["x"]).reshape(-1, 28, 28), np.array(user["y"], np.int64)
+                yield writer, _examples(path, writer, x, y)
 
 
 def _examples(path: Path, writer: str, x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:

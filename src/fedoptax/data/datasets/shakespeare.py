@@ -6,20 +6,13 @@ released code of Reddi et al., "Adaptive Federated Optimization", 2021 (google-r
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from fedoptax.data.cache import ArrayWriter, cached
-from fedoptax.data.datasets.source import (
-    Client,
-    Source,
-    cached_groups,
-    next_token,
-    open_clients,
-    special_tokens,
-    write_clients,
-)
+from fedoptax.data.cache import cached
+from fedoptax.data.datasets.source import Client, Source, next_token, open_clients, rows_of_clients, special_tokens
 from fedoptax.data.files import require_file
 
 CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
@@ -43,16 +36,12 @@ def load(data_dir: str | Path | None = None) -> Source:
     padding, which counts for nothing in loss and metrics; the groups are roles; `counts` has the number of snippets,
     `train_snippets` and `test_snippets`.
     """
-    paths = {part: require_file(data_dir, "shakespeare", f"shakespeare_{part}.h5") for part in ("train", "test")}
-
-    def build(writer: ArrayWriter) -> None:
-        write_clients(writer, {part: (path, _roles(path)) for part, path in paths.items()})
-
-    arrays = cached("shakespeare", list(paths.values()), _VERSION, build)
-    train, test = (next_token(arrays[f"{part}_chunks"]) for part in paths)
-    counts = {f"{part}_snippets": int((arrays[f"{part}_chunks"] == SPECIAL.bos).sum()) for part in paths}
-    source = Source(train, test, len(CHARACTERS) + 4, (LENGTH,), **cached_groups(arrays))
-    return source._replace(vocabulary=np.array(list(CHARACTERS)), counts=counts)
+    paths = [require_file(data_dir, "shakespeare", f"shakespeare_{part}.h5") for part in ("train", "test")]
+    arrays = cached("shakespeare", paths, _VERSION, partial(rows_of_clients, paths, *map(_roles, paths)))
+    train, test = (next_token(arrays[f"{part}_chunks"]) for part in ("train", "test"))
+    counts = {f"{part}_snippets": int((arrays[f"{part}_chunks"] == SPECIAL.bos).sum()) for part in ("train", "test")}
+    groups, vocabulary = (arrays["train_groups"], arrays["test_groups"]), np.array(list(CHARACTERS))
+    return Source(train, test, len(CHARACTERS) + 4, (LENGTH,), *groups, vocabulary=vocabulary, counts=counts)
 
 
 def encode(snippet: bytes) -> np.ndarray:
@@ -64,7 +53,6 @@ def encode(snippet: bytes) -> np.ndarray:
 
 
 def _roles(path: Path) -> Iterator[Client]:
-    """Read the roles of a file as chunks."""
     with open_clients(path) as file:
         for role in file.names:
             chunks = [encode(snippet) for snippet in file.text(role, "snippets")]

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedoptax.data.cache import ArrayWriter
+from fedoptax.data.cache import Rows
 from fedoptax.data.files import damaged
 from fedoptax.data.readers import reading
 from fedoptax.data.schema import Schema
-from fedoptax.errors import DataError, UsageError, check_int, check_number
+from fedoptax.errors import DataError, UsageError
 
 
 class Source(NamedTuple):
@@ -54,10 +54,8 @@ def holdout(source: Source, fraction: float, seed: int, by_client: bool = False)
     with few may have none to test on. Data without clients are split as one. With `by_client` a client's choice does
     not depend on the examples of others, who may all be too small.
 
-    It is a `UsageError` if `fraction` is not in (0, 1) or moves no example, or if there are test examples already.
+    It is a `UsageError` if `fraction` moves no example, or if there are test examples already.
     """
-    check_number("fraction", fraction, 0, 1, open_low=True)
-    check_int("seed", seed, 0, 2**63 - 1)
     if len(source.test["y"]):
         raise UsageError(f"fraction must be left out: there are {len(source.test['y'])} test examples, got {fraction}")
     n = len(source.train["y"])
@@ -84,25 +82,19 @@ def holdout(source: Source, fraction: float, seed: int, by_client: bool = False)
     )
 
 
-def cached_groups(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the groups that `write_clients` wrote, as attributes of `Source`."""
-    return {name: arrays[name] for name in ("train_groups", "test_groups")}
-
-
-def write_clients(writer: ArrayWriter, parts: Mapping[str, tuple[Path, Iterable[Client]]]) -> None:
-    """Write the arrays `<part>_<field>` and `<part>_groups`, int32 codes of the clients.
+def rows_of_clients(paths: Iterable[Path], *parts: Iterable[Client]) -> Rows:
+    """Yield the arrays `<part>_<field>` and `<part>_groups`, int32 codes of the clients, for the cache.
 
     Codes number the clients as they come: those who train are 0 … N−1, others follow. Clients without examples are left
-    out. `parts` is `"train"`, then `"test"` -> where the clients come from, for messages, and the clients one by one.
+    out. Of training and test part `paths` are where the clients come from, for messages, and `parts` the clients.
     """
     codes: dict[Hashable, int] = {}
-    for part, (path, clients) in parts.items():
+    for part, path, clients in zip(("train", "test"), paths, parts):
         total = 0
-        for name, fields in clients:
+        for client, fields in clients:
             if size := len(next(iter(fields.values()))):
-                groups = np.full(size, codes.setdefault(name, len(codes)), np.int32)
-                for field, rows in {**fields, "groups": groups}.items():
-                    writer.append(f"{part}_{field}", rows)
+                groups = np.full(size, codes.setdefault(client, len(codes)), np.int32)
+                yield from ((f"{part}_{field}", rows) for field, rows in {**fields, "groups": groups}.items())
                 total += size
         if total == 0:
             raise DataError(f"{path} has no examples")

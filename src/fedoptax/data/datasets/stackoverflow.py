@@ -18,20 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedoptax.data.cache import ArrayWriter, cached
-from fedoptax.data.datasets.source import (
-    Client,
-    ClientFile,
-    Source,
-    cached_groups,
-    next_token,
-    open_clients,
-    special_tokens,
-    write_clients,
-)
+from fedoptax.data.cache import Rows, cached
+from fedoptax.data.datasets import source
+from fedoptax.data.datasets.source import Client, ClientFile, Source, open_clients, special_tokens
 from fedoptax.data.files import read_file, require_file
 from fedoptax.data.readers import reading
-from fedoptax.errors import DataError, check_int
+from fedoptax.errors import DataError
 
 Encoder = Callable[..., dict[str, np.ndarray]]
 """Makes a user's arrays of the user's texts, one list of byte strings per field."""
@@ -40,7 +32,6 @@ MAX_TAGS = 5  # of a sentence: Stack Overflow allows a question no more
 
 _FILES = ("stackoverflow_train.h5", "stackoverflow_test.h5", "stackoverflow.word_count", "stackoverflow.tag_count")
 _SAMPLE_SEED = 0  # of the test examples: a run's seed must not change what is measured
-_MAX_VOCABULARY = 2**16 - 4  # so that every id fits in uint16
 _VERSION = 1  # of the cached arrays
 
 
@@ -63,12 +54,12 @@ def load_nwp(
     x and y are uint16 of shape (n, length), of V + 4 classes; groups are users; the vocabulary is that of the V words.
     """
     counts = {"max_sentences": max_sentences, "test_examples": test_examples, "max_clients": max_clients}
-    _check_counts(vocabulary, length=length, **counts)
     paths = [require_file(data_dir, "stackoverflow", name) for name in _FILES[:3]]
     words = _read_words(paths[2], vocabulary)
     arrays = _cached_users(f"nwp-{vocabulary}-{length}", paths, ("tokens",), _word_encoder(words, length), **counts)
-    train, test = (next_token(arrays[f"{part}_ids"]) for part in ("train", "test"))
-    return Source(train, test, vocabulary + 4, (length,), **cached_groups(arrays), vocabulary=np.array(words))
+    train, test = (source.next_token(arrays[f"{part}_ids"]) for part in ("train", "test"))
+    groups = arrays["train_groups"], arrays["test_groups"]
+    return Source(train, test, vocabulary + 4, (length,), *groups, vocabulary=np.array(words))
 
 
 def load_tags(
@@ -89,22 +80,13 @@ def load_tags(
     example); y uint16 (n, 5), tags 1 … T padded by 0; the groups are users; the vocabulary is that of the V words.
     """
     counts = {"max_sentences": max_sentences, "test_examples": test_examples, "max_clients": max_clients}
-    _check_counts(vocabulary, max_words=max_words, **counts)
-    check_int("tags", tags, 1, _MAX_VOCABULARY)
     paths = [require_file(data_dir, "stackoverflow", name) for name in _FILES]
     words, names = _read_words(paths[2], vocabulary), _read_tags(paths[3], tags)
     name, encode = f"tags-{vocabulary}-{tags}-{max_words}", _tag_encoder(words, names, max_words)
     arrays = _cached_users(name, paths, ("tokens", "title", "tags"), encode, **counts)
     train, test = ({name: arrays[f"{part}_{name}"] for name in ("x", "words", "y")} for part in ("train", "test"))
-    source = Source(train, test, tags, (vocabulary,), **cached_groups(arrays))
-    return source._replace(vocabulary=np.array(words), class_names=tuple(names))
-
-
-def _check_counts(vocabulary: int, **counts: int | None) -> None:
-    check_int("vocabulary", vocabulary, 1, _MAX_VOCABULARY)
-    for name, count in counts.items():
-        if count is not None:
-            check_int(name, count)
+    groups = arrays["train_groups"], arrays["test_groups"]
+    return Source(train, test, tags, (vocabulary,), *groups, vocabulary=np.array(words), class_names=tuple(names))
 
 
 def _cached_users(
@@ -113,13 +95,12 @@ def _cached_users(
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Return what `encode` makes of these fields of the users of the first two files."""
 
-    def build(writer: ArrayWriter) -> None:
+    def decode() -> Rows:
         with open_clients(paths[0]) as train, open_clients(paths[1]) as test:
             users = ((user, encode(*_texts(train, user, fields, max_sentences))) for user in train.names[:max_clients])
-            parts = {"train": (paths[0], users), "test": (paths[1], _test_users(test, fields, encode, test_examples))}
-            write_clients(writer, parts)
+            yield from source.rows_of_clients(paths, users, _test_users(test, fields, encode, test_examples))
 
-    return cached(f"stackoverflow-{name}-{max_sentences}-{test_examples}-{max_clients}", paths, _VERSION, build)
+    return cached(f"stackoverflow-{name}-{max_sentences}-{test_examples}-{max_clients}", paths, _VERSION, decode)
 
 
 def _test_users(file: ClientFile, fields: tuple[str, ...], encode: Encoder, limit: int | None) -> Iterator[Client]:
@@ -197,7 +178,6 @@ def _tag_encoder(words: Sequence[str], tags: Sequence[str], max_words: int) -> E
 
 
 def _padded(rows: list[list[int]], length: int) -> np.ndarray:
-    """Return the rows, cut or filled up with 0 to `length`."""
     sizes = np.array([min(len(row), length) for row in rows], np.int64)
     ids = chain.from_iterable(row[:length] for row in rows)
     padded = np.zeros((len(rows), length), np.uint16)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedoptax.data.cache import ArrayWriter, cached
-from fedoptax.data.datasets.source import Client, Source, cached_groups, next_token, write_clients
+from fedoptax.data.cache import Rows, cached
+from fedoptax.data.datasets.source import Client, Source, next_token, rows_of_clients
 from fedoptax.data.files import read_file, require_file
 from fedoptax.data.readers import reading
-from fedoptax.errors import DataError, UsageError, check_int
+from fedoptax.errors import DataError, UsageError
 
 EOS, UNKNOWN = "<eos>", "<unk>"
 
@@ -34,29 +34,25 @@ def load(data_dir: str | Path | None = None, clients: str | int = "articles", le
     x and y are uint16 (n, length); test groups are articles, from N on; an article with no window is no client.
     `counts` has the `train_tokens` and `test_tokens`, with `<eos>`, and of these the `train_targets`, `test_targets`.
     """
-    if clients != "articles":
-        check_int("clients", clients)
-    check_int("length", length)
     paths = [require_file(data_dir, "wikitext-2", f"{name}.txt", f"wiki.{name}.tokens") for name in ("train", "test")]
 
-    def build(writer: ArrayWriter) -> None:
+    def decode() -> Rows:
         ids: dict[str, int] = {}
         train, test = _articles(paths[0], ids, grow=True), _articles(paths[1], ids, grow=False)
-        writer.append("tokens", np.array([sum(map(len, train)), sum(map(len, test))]))
+        yield "tokens", np.array([sum(map(len, train)), sum(map(len, test))])
         if clients != "articles":
             if int(clients) > (total := sum(map(len, train))):
                 raise UsageError(f"clients must be at most {total}, the number of tokens, got {clients}")
             train = np.array_split(np.concatenate(train), int(clients))
-        windows = _windows("train", train, length), _windows("test", test, length)
-        write_clients(writer, dict(zip(("train", "test"), zip(paths, windows))))
-        writer.append("vocabulary", np.array(list(ids)))
+        yield from rows_of_clients(paths, _windows("train", train, length), _windows("test", test, length))
+        yield "vocabulary", np.array(list(ids))
 
-    arrays = cached(f"wikitext-2-{clients}-{length}", paths, _VERSION, build)
+    arrays = cached(f"wikitext-2-{clients}-{length}", paths, _VERSION, decode)
     counts = {f"{name}_tokens": int(count) for name, count in zip(("train", "test"), arrays["tokens"])}
     counts |= {f"{name}_targets": len(arrays[f"{name}_windows"]) * length for name in ("train", "test")}
     train, test = (next_token(arrays[f"{name}_windows"]) for name in ("train", "test"))
-    words = arrays["vocabulary"]
-    return Source(train, test, len(words), (length,), **cached_groups(arrays), vocabulary=words, counts=counts)
+    words, groups = arrays["vocabulary"], (arrays["train_groups"], arrays["test_groups"])
+    return Source(train, test, len(words), (length,), *groups, vocabulary=words, counts=counts)
 
 
 def _articles(path: Path, ids: dict[str, int], grow: bool) -> list[np.ndarray]:
@@ -69,15 +65,12 @@ def _articles(path: Path, ids: dict[str, int], grow: bool) -> list[np.ndarray]:
         text = read_file(path).decode()
     lines = [line.split() for line in text.removesuffix("\n").split("\n")]
     around = [[], *lines, []]
-    starts = [i for i, line in enumerate(lines) if _is_title(line) and not around[i] and not around[i + 2]]
+    titled = [len(w) > 2 and w[0] == w[-1] == "=" and w[1] != "=" and w[-2] != "=" for w in lines]
+    starts = [i for i, is_title in enumerate(titled) if is_title and not around[i] and not around[i + 2]]
     if not starts:
         raise DataError(f"{path} has no article: no line ' = Title = ' between empty lines")
     edges = [0, *starts[1:], len(lines)]
     return [_numbered(path, lines[first:last], ids, grow) for first, last in pairwise(edges)]
-
-
-def _is_title(words: list[str]) -> bool:
-    return len(words) > 2 and words[0] == words[-1] == "=" and words[1] != "=" and words[-2] != "="
 
 
 def _numbered(path: Path, lines: list[list[str]], ids: dict[str, int], grow: bool) -> np.ndarray:

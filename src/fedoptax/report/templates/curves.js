@@ -66,7 +66,6 @@ function drawCurves() {
   const { metric } = state, none = "rgba(0,0,0,0)", chart = byId("chart");
   const isDashed = (curve) => DATA.groups[curve.group].dash !== "solid"; // drawn last: gaps show what is below
   const curves = metric.curves.filter((curve) => !state.hidden.has(curve.group)).sort((a, b) => isDashed(a) - isDashed(b));
-  const isPrinting = document.documentElement.classList.contains("printing");
   const layout = {
     xaxis: axis(state.axis.title, { showgrid: false, automargin: false, tickangle: 0, unifiedhovertitle: { text: state.axis.hover } }),
     yaxis: axis(metric.label + (state.log ? " (log scale)" : ""), {
@@ -77,7 +76,6 @@ function drawCurves() {
     font: { family: getComputedStyle(document.body).fontFamily, color: color("soft"), size: 12 },
     modebar: { bgcolor: none, color: color("soft"), activecolor: color("ink") },
     paper_bgcolor: none, plot_bgcolor: none, showlegend: false, margin: { l: 46, r: 8, t: 10, b: 52 },
-    width: isPrinting ? Math.min(chart.clientWidth, 500) : undefined,
     height: Math.min(620, Math.max(430, 26 * DATA.groups.length + 60)),
     uirevision: [metric.name, state.axis.name, state.log].join(), // the reader's zoom stays while these do
   };

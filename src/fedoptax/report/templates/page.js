@@ -1,4 +1,4 @@
-// Sortable tables, and what draws everything: at the start, when light turns to dark, and before and after printing.
+// Sortable tables, and what draws everything: at the start, and when light turns to dark.
 function sortKey(cell) {
   if (cell.dataset.key === "") return null;
   const value = cell.dataset.key === "inf" ? Infinity : Number(cell.dataset.key);
@@ -32,19 +32,10 @@ function makeSortable(table) {
   });
 }
 
-function drawAll() {
-  if (state.metric) drawCurves();
-}
-
-function setPrinting(isPrinting) {
-  document.documentElement.classList.toggle("printing", isPrinting);
-  drawAll();
-}
-
 document.querySelectorAll("table.sortable").forEach(makeSortable);
-if (state.metric) connectControls();
-drawAll();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-addEventListener("beforeprint", () => setPrinting(true));
-addEventListener("afterprint", () => setPrinting(false));
+if (state.metric) {
+  connectControls();
+  drawCurves();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCurves);
+}
 document.documentElement.dataset.ready = "true";
