@@ -13,13 +13,12 @@ from fedoptax.algorithm import (
 from fedoptax.algorithms import (
     ALGORITHMS as ALGORITHMS, delta_sgd as delta_sgd, diloco as diloco, fadamgc as fadamgc, fafed as fafed,
     fafed_schedule as fafed_schedule, fafed_theory as fafed_theory, fedada2 as fedada2, fedadabound as fedadabound,
-    fedadagrad as fedadagrad, fedadam as fedadam,
-    fedadamw as fedadamw, fedams as fedams, fedamsgrad as fedamsgrad, fedavg as fedavg, fedavgm as fedavgm,
-    fedcm as fedcm, feddyn as feddyn, fedexp as fedexp, fedlamb as fedlamb, fedlion as fedlion, fednova as fednova,
-    fedopt as fedopt, fedprox as fedprox, fedyogi as fedyogi, local_adaalter as local_adaalter,
-    local_amsgrad as local_amsgrad, lookahead as lookahead, mime as mime, mimelite as mimelite, muloco as muloco,
-    naive_adaptive as naive_adaptive, scaffold as scaffold, scaffold_adam as scaffold_adam, stem as stem,
-    with_prox as with_prox,
+    fedadagrad as fedadagrad, fedadam as fedadam, fedadamw as fedadamw, fedams as fedams, fedamsgrad as fedamsgrad,
+    fedavg as fedavg, fedavgm as fedavgm, fedcm as fedcm, feddyn as feddyn, fedexp as fedexp, fedlamb as fedlamb,
+    fedlion as fedlion, fednova as fednova, fedopt as fedopt, fedprox as fedprox, fedyogi as fedyogi,
+    local_adaalter as local_adaalter, local_amsgrad as local_amsgrad, lookahead as lookahead, mime as mime,
+    mimelite as mimelite, muloco as muloco, naive_adaptive as naive_adaptive, scaffold as scaffold,
+    scaffold_adam as scaffold_adam, stem as stem, with_prox as with_prox,
 )  # fmt: skip
 from fedoptax.data.federated import FederatedData as FederatedData
 from fedoptax.engine import eager as eager

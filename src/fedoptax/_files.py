@@ -99,17 +99,6 @@ def read_params_file(name: str, path: str | Path) -> dict[str, np.ndarray]:
         raise UsageError(f"{name} must be a run's folder or .npz file of parameters, got '{path}': {reason}") from error
 
 
-@contextmanager
-def using(path: Path) -> Iterator[None]:
-    """Turn an error in the use of a file's content into one line that names the file."""
-    try:
-        yield
-    except KeyError as error:
-        raise RunError(f"'{path}' is damaged: {error} is missing") from error
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
-        raise RunError(f"'{path}' is damaged: {shorten(error)}") from error
-
-
 def to_plain(value: Any) -> Any:
     """Return `value` as `read_json` would after `write_json`."""
     if isinstance(value, Mapping):
@@ -129,11 +118,11 @@ def finite_or_none(value: Any) -> Any:
 
 
 @contextmanager
-def reading(name: object, kind: str) -> Iterator[None]:
-    """Turn any error in reading a file into one line that names it: damaged files fail in many ways."""
+def reading(name: object, kind: str, but: Any = (UsageError, RunError)) -> Iterator[None]:
+    """Turn any error in reading a file, `but` some, into one line that names it: damaged files fail in many ways."""
     try:
         yield
-    except (UsageError, DataError):
+    except but:
         raise
     except Exception as error:
         reason = shorten(getattr(error, "strerror", None) or (error if " " in str(error) else repr(error)))

@@ -29,8 +29,6 @@ def summarize_algorithms() -> dict[str, str]:
 
 def check_algorithm(name: Any) -> None:
     """Check that `name` is an algorithm or a baseline, or may be MODULE:FUNCTION; else it is a `UsageError`."""
-    if isinstance(name, str) and re.search(r"[,\s]", name.strip()):
-        raise UsageError(f"algorithm must be one name, got '{name}'; several: fedoptax compare --algorithms A,B")
     if not isinstance(name, str) or ":" not in name:
         check_choice("algorithm", name, [*ALGORITHMS, *BASELINES])
 

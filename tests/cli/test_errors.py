@@ -9,7 +9,7 @@ TUNE = ["tune", "--algorithm", "fedavg", "--grid", "client_lr=0.1,1"]
 WRONG = [
     (["run", "--task", "digit"], 2, "digits"), (["run", "--algorithm", "fedadm"], 2, "fedadam"),
     (["run", "--algoritm", "fedadam"], 2, "--algoritm"),
-    (["run", "--algorithm", "fedavg,fedadam"], 2, "compare --algorithms"),
+    (["run", "--algorithm", "fedavg,fedadam"], 2, "must be one of"),
     (["run", "--algorithm", "./own.py:make", "--preset", "none"], 2, "MODULE:FUNCTION"),
     (["run", "--task", "file:nothing.csv"], 2, "nothing.csv"),
     (["run", "--lr", "0.1"], 2, "--set client_lr=VALUE"), (["run", "--set", "client_lr=fast"], 2, "number"),

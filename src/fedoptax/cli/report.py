@@ -9,7 +9,7 @@ from fedoptax._files import finite_or_none
 from fedoptax._progress import status
 from fedoptax.cli.options import Report
 from fedoptax.cli.printing import print_table
-from fedoptax.errors import RunError, UsageError
+from fedoptax.errors import RunError
 from fedoptax.experiments.comparison import Compared
 from fedoptax.experiments.parsing import format_value
 from fedoptax.experiments.tuning import SearchResult, split_weighting
@@ -25,8 +25,6 @@ SHOWN = 10  # points in the table on the terminal
 
 def report(options: Report) -> None:
     """Write the report on a folder."""
-    if not options.folder.is_dir():
-        raise UsageError(f"'{options.folder}' is not a folder with runs")
     with status("writing the report"):
         page = write_report(options.folder, options.out, options.target, options.early)
     print(f"report: {page}")

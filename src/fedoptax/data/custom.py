@@ -70,7 +70,10 @@ def load_file(
     path = Path(path)
     if test_fraction is not None:
         check_number("test_fraction", test_fraction, 0, 1)
-    check_path(path)
+    if not path.exists():
+        raise UsageError(f"{path} does not exist; allowed is {_FORMATS}")
+    if not path.is_dir() and path.suffix.lower() not in _READERS:
+        raise UsageError(f"path must be {_FORMATS}, got '{path}'")
     read: Callable[..., Source] = _load_images if path.is_dir() else _READERS[path.suffix.lower()]
     others = {"features": features, "drop": drop, "image_size": image_size, "schema": schema, "target": target}
     options: dict[str, Any] = {name: value for name, value in {**texts, **others}.items() if value is not None}
@@ -80,14 +83,6 @@ def load_file(
     if test_fraction is None:
         test_fraction = 0.0 if len(source.test["y"]) else 0.2
     return holdout(source, test_fraction, seed, schema is not None) if test_fraction else source
-
-
-def check_path(path: Path) -> None:
-    """Check that a path exists and has an ending that `load_file` can read; a `UsageError` if not."""
-    if not path.exists():
-        raise UsageError(f"{path} does not exist; allowed is {_FORMATS}")
-    if not path.is_dir() and path.suffix.lower() not in _READERS:
-        raise UsageError(f"path must be {_FORMATS}, got '{path}'")
 
 
 def from_arrays(

@@ -197,8 +197,6 @@ def stack_images(images: Iterable[tuple[str, Any]], image_size: Size | None) -> 
     from PIL import Image, ImageOps
 
     size = image_size if isinstance(image_size, tuple | list | None) else (image_size, image_size)
-    if size is not None and len(size) != 2:
-        raise UsageError(f"image_size must be one number or two, got {image_size!r}")
     for side in size or ():
         check_int("image_size", side, 1, 10_000)
     arrays: list[np.ndarray] = []
@@ -211,7 +209,8 @@ def stack_images(images: Iterable[tuple[str, Any]], image_size: Size | None) -> 
                 raise ValueError(f"one page or frame is needed, got {opened.n_frames}")
             upright = ImageOps.exif_transpose(opened).convert("L" if opened.mode in ("1", "L", "LA") else "RGB")
             if size is not None:
-                upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+                height, width = size
+                upright = upright.resize((width, height), Image.Resampling.BILINEAR)
         arrays.append(np.asarray(upright).reshape(upright.height, upright.width, -1))
         if arrays[-1].shape[:2] != arrays[0].shape[:2]:
             first = "×".join(map(str, arrays[0].shape[:2]))

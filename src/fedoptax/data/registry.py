@@ -39,7 +39,6 @@ def _each(urls: tuple[str, ...], files: Mapping[str, str]) -> tuple[Download, ..
 
 
 def _archive(url: str, hash: str, members: Mapping[str, str]) -> Download:
-    """Return an archive of files: path -> hash."""
     return Download(url.rpartition("/")[2], (url,), hash, tuple(File(*member) for member in members.items()))
 
 

@@ -275,7 +275,6 @@ def to_days(where: str, cells: Sequence[Any], column: ColumnSchema) -> np.ndarra
 
 
 def _quote(value: Any) -> str:
-    """Return a value as TOML."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -58,12 +58,7 @@ def use_cache(least_seconds: float = 0.3) -> None:
     import pooch  # here: heavy, and only commands keep a cache
 
     if jax.config.values["jax_compilation_cache_dir"] is None:
-        folder = pooch.os_cache("fedoptax") / "xla"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:  # a user without a home: every program is compiled again
-            return
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_compilation_cache_dir", str(pooch.os_cache("fedoptax") / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_seconds)
     if least_seconds == 0:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, Self
 
-from fedoptax._files import using
+from fedoptax._files import reading
 from fedoptax._progress import bar, html_table
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
-from fedoptax.errors import UsageError, check_int
+from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments import tuning
 from fedoptax.experiments.build import Algorithms, build, find_constructor, name_algorithms, wrap
 from fedoptax.experiments.grids import complete_grid
@@ -44,7 +44,7 @@ class Comparison:
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read compare.json."""
-        with using(folder / FILE):
+        with reading(f"'{folder / FILE}'", "a comparison", but=RunError):
             stored = read_record(folder / FILE)
             tunings = {name: tuning.Search.from_dict(search) for name, search in stored.pop("tunings", {}).items()}
             comparison = cls(**stored, tunings=tunings)

@@ -45,7 +45,7 @@ def parse_pairs(
 
 
 def check_task(name: str, value: str) -> None:
-    """Check the name of a task, and the ending of a file; MODULE:FUNCTION is imported later."""
+    """Check the name of a task, and that its file exists; it is read, or MODULE:FUNCTION imported, later."""
     from fedoptax.tasks import recipe_of  # which imports NumPy, slow for `--help`
     from fedoptax.tasks.recipe import PREFIX
 
@@ -53,7 +53,5 @@ def check_task(name: str, value: str) -> None:
         raise UsageError(f"task must be {PREFIX}{value} for a file, got '{value}'")
     if ":" not in value or value.startswith(PREFIX):
         recipe_of(value)
-    if value.startswith(PREFIX):
-        from fedoptax.data.custom import check_path
-
-        check_path(Path(value.removeprefix(PREFIX)).expanduser())
+    if value.startswith(PREFIX) and not (path := Path(value.removeprefix(PREFIX)).expanduser()).exists():
+        raise UsageError(f"task: '{path}' does not exist")

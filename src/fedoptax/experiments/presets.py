@@ -149,7 +149,6 @@ def _settings(task: str, name: str, stated: Mapping[str, Any]) -> dict[str, Pape
 
 
 _TABLES = _powers(tomllib.loads(files("fedoptax.experiments").joinpath("presets.toml").read_text(encoding="utf-8")))
-
 _BASES = _TABLES["bases"]
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = _columns(_TABLES["tuned"])

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from fedoptax._files import to_plain, using
+from fedoptax._files import reading, to_plain
 from fedoptax._progress import Update, bar, html_table
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.personalization import with_rate
@@ -72,7 +72,7 @@ class Search:
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read tune.json."""
-        with using(folder / FILE):
+        with reading(f"'{folder / FILE}'", "a search", but=RunError):
             return cls.from_dict(read_record(folder / FILE))
 
     @classmethod

@@ -37,6 +37,7 @@ def write_report(
       The path of report.html.
 
     Raises:
+      UsageError: `path` is not a folder, the target not finite, or `early` below 1.
       RunError: there is no run, one is damaged, or the report cannot be written.
     """
     report = load_report(path, target, early)

@@ -122,7 +122,6 @@ def _scale_values(axes: Axes, metric: Metric, curves: Sequence[Curve]) -> None:
 
 
 def _needs_log(values: np.ndarray) -> bool:
-    """Return whether values are positive and span more than a factor of 20."""
     finite = values[np.isfinite(values)]
     return bool(finite.size and finite.min() > 0 and finite.max() > 20 * finite.min())
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedoptax.errors import RunError
+from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.config import read_config, read_record
 from fedoptax.storage.folder import ENDED, read_summary
 from fedoptax.storage.history import read_rows
@@ -98,7 +98,7 @@ def find_folders(
 ) -> Iterator[tuple[Path, str, Mapping[str, Any]]]:
     """Find run and search folders: each, the file that marks it, and the record of its comparison, else nothing."""
     if not root.is_dir():
-        raise RunError(f"'{root}' is not a folder with runs")
+        raise UsageError(f"'{root}' is not a folder with runs")
     for mark in ("config.json", "tune.json"):
         if (root / mark).is_file():
             yield root, mark, comparison

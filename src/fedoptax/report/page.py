@@ -18,7 +18,7 @@ from plotly.offline import get_plotlyjs
 
 from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.report.clients import tabulate_clients
-from fedoptax.report.curves import axis_limits, find_axes
+from fedoptax.report.curves import Axis, Curve, axis_limits, find_axes
 from fedoptax.report.groups import Group, title_of
 from fedoptax.report.load import Run
 from fedoptax.report.partition import task_title
@@ -101,40 +101,25 @@ def sort_key(value: Any) -> str:
 
 def chart_data(report: Report) -> dict[str, Any]:
     """The numbers that the page's scripts draw."""
-    axes = find_axes(report.metrics)
-    return {
-        "groups": [
-            {
-                "label": group.label,
-                "color": (style := style_of(group.index)).color,
-                "marker": style.plotly_marker,
-                "dash": ",".join(f"{length}px" for length in style.dash_pixels.split()) or "solid",
-                "diverged": group.is_diverged,
-            }
-            for group in report.groups
-        ],
-        "axes": [axis._asdict() for axis in axes],
-        "metrics": [
-            {
-                "name": metric.name,
-                "label": metric_title(metric.name),
-                "higher": metric.higher_is_better,
-                "limits": axis_limits(metric.curves),
-                "logLimits": axis_limits(metric.curves, log=True),
-                "curves": [
-                    {
-                        "group": curve.group.index,
-                        "along": {axis.name: _rounded(curve.along(axis.name)) for axis in axes},
-                        "mean": _rounded(curve.mean),
-                        "std": _rounded(curve.std),
-                        "seeds": [_rounded(values) for values in curve.seeds] if len(curve.seeds) > 1 else [],
-                    }
-                    for curve in (curve.thinned(POINTS) for curve in metric.curves)
-                ],
-            }
-            for metric in report.metrics
-        ],
-    }
+    groups, metrics, axes = [], [], find_axes(report.metrics)
+    for group in report.groups:
+        style = style_of(group.index)
+        dash = ",".join(f"{length}px" for length in style.dash_pixels.split()) or "solid"
+        look = {"color": style.color, "marker": style.plotly_marker, "dash": dash}
+        groups.append({"label": group.label, **look, "diverged": group.is_diverged})
+    for metric in report.metrics:
+        about = {"name": metric.name, "label": metric_title(metric.name), "higher": metric.higher_is_better}
+        limits = {"limits": axis_limits(metric.curves), "logLimits": axis_limits(metric.curves, log=True)}
+        curves = [_curve_data(curve.thinned(POINTS), axes) for curve in metric.curves]
+        metrics.append({**about, **limits, "curves": curves})
+    return {"groups": groups, "axes": [axis._asdict() for axis in axes], "metrics": metrics}
+
+
+def _curve_data(curve: Curve, axes: Sequence[Axis]) -> dict[str, Any]:
+    along = {axis.name: _rounded(curve.along(axis.name)) for axis in axes}
+    seeds = [_rounded(values) for values in curve.seeds] if len(curve.seeds) > 1 else []
+    over_seeds = {"mean": _rounded(curve.mean), "std": _rounded(curve.std)}
+    return {"group": curve.group.index, "along": along, **over_seeds, "seeds": seeds}
 
 
 def _rounded(values: np.ndarray) -> list[float | None]:
@@ -159,18 +144,13 @@ def introduce(report: Report) -> str:
 
 def list_facts(groups: Sequence[Group]) -> list[tuple[str, str]]:
     """The settings that all groups share, or their values."""
-    configs = [
-        dict(group.config)
-        | {
-            "clients": len((group.config.get("partition") or {}).get("sizes") or [])
-            or group.config["task"].get("num_clients"),
-            "faults": describe_faults(group.config.get("faults") or {}),
-            "aggregate": group.config.get("aggregate") or "mean",
-            "seeds": len(group.runs),
-            "rounds": max(len(run.rows) for run in group.runs),
-        }
-        for group in groups
-    ]
+    configs = []
+    for group in groups:
+        sizes = (group.config.get("partition") or {}).get("sizes") or ()
+        config = {**group.config, "clients": len(sizes) or group.config["task"].get("num_clients")}
+        config |= {"seeds": len(group.runs), "rounds": max(len(run.rows) for run in group.runs)}
+        config["faults"] = describe_faults(group.config.get("faults") or {})
+        configs.append(config | {"aggregate": group.config.get("aggregate") or "mean"})
     names = ("clients", "cohort_size", "rounds", "batch_size", "local_epochs", "local_steps", "weighting", "faults")
     facts = {}
     for name in (*names, "aggregate", "secure_aggregation", "seeds", "num_params"):

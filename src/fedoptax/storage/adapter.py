@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from fedoptax._files import read_json, read_params_file, using
+from fedoptax._files import read_json, read_params_file, reading
 from fedoptax.algorithm import Tree
 from fedoptax.data.text import TextTokenizer
 from fedoptax.errors import UsageError, check_int
@@ -76,7 +76,7 @@ def load_adapted(folder: str | Path, params: str | None = None) -> AdaptedModel:
         raise UsageError(f"'{folder}' must be the folder of a run on a task text:PATH")
     best = folder / BEST
     file = best if params == "best" or (params is None and best.is_file()) else folder / LAST
-    with using(folder / "config.json"):
+    with reading(f"'{folder / 'config.json'}'", "the config of a run"):
         spec = read_json(folder / "config.json")["task"]
         chosen = {f.name: spec[f.name] for f in fields(TaskOptions) if f.name in spec}
         options = TaskOptions(**chosen, seed=spec["partition_seed"])

@@ -30,7 +30,6 @@ FOLDER = "checkpoints"
 FORMAT = 2
 MANIFEST = "checkpoint.json"
 
-
 Sync = Callable[[], Mapping[str, Any] | None]
 
 

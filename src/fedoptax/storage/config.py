@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 import fedoptax
-from fedoptax._files import read_json, to_plain, using, write_json
+from fedoptax._files import read_json, reading, to_plain, write_json
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.data.heterogeneity import heterogeneity, label_counts, measures
 from fedoptax.engine.evaluation import describe_metrics
@@ -103,7 +103,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read a run's config.json."""
     path = folder / "config.json"
     config = read_record(path)
-    with using(path):
+    with reading(f"'{path}'", "the config of a run"):
         values = config["task"]["name"], config["algorithm"]["name"], config["rounds"], config["seed"]
         if not all(map(isinstance, values, (str, str, int, int))):
             raise TypeError("names must be texts, rounds and seed whole numbers")

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedoptax._files import pack_arrays, read_arrays, read_json, read_params_file, using
+from fedoptax._files import pack_arrays, read_arrays, read_json, read_params_file, reading
 from fedoptax.algorithm import Tree
 from fedoptax.errors import RunError, UsageError, check_type, shorten
 from fedoptax.tree import leaf_names
@@ -92,7 +92,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     summary = {"message": None, **read_json(path)}
-    with using(path):
+    with reading(f"'{path}'", "the summary of a run"):
         return summary | {"status": str(summary["status"]), "rounds_done": int(summary["rounds_done"])}
 
 

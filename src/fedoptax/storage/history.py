@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from fedoptax._files import reading, to_plain, write_atomically, writing
-from fedoptax._progress import html_table
 from fedoptax.data.readers import DataFrame
 from fedoptax.errors import RunError, UsageError
 from fedoptax.tasks.metrics import Column
@@ -63,9 +62,6 @@ class History:
     def column(self, name: str) -> list[float | None]:
         """Return all values of a column, None where a row has no value."""
         return [row.get(name) for row in self.rows]
-
-    def _repr_html_(self) -> str:
-        return html_table(self.rows[-5:], f"the last of {len(self)} rounds")
 
     def to_pandas(self) -> DataFrame:
         """Return a DataFrame with one row per round; missing values are NaN."""

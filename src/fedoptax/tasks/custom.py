@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedoptax.data.custom import check_path, load_file
+from fedoptax.data.custom import load_file
 from fedoptax.data.datasets.source import Source
 from fedoptax.data.readers import TABLES, find_separator, find_white
 from fedoptax.data.schema import Schema
@@ -32,7 +32,6 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     path = Path(os.path.expanduser(name.removeprefix(PREFIX)))
     cells = {name: value for name in ("separator", "decimal") if (value := getattr(options, name)) is not None}
     schema = None if options.schema is None else Schema.read(options.schema)
-    check_path(path)
     drop = None if options.drop is None else [name.strip() for name in options.drop.split(",")]
     others = {name: getattr(options, name) for name in ("image_size", "test_fraction", "target", "seed")} | cells
     columns: dict[str, Any] = {"drop": drop, "client": options.client_column, "label": options.label_column}

@@ -202,7 +202,6 @@ def calibration_error(probabilities: jax.Array, labels: jax.Array, positive: int
     else:
         score, is_true = jnp.max(probabilities, axis=-1), jnp.argmax(probabilities, axis=-1) == labels
     in_bin = jax.nn.one_hot(jnp.clip(jnp.ceil(score * 10) - 1, 0, 9).astype(int), 10)
-
     rows = in_bin * (score - is_true)[:, None], in_bin
     return Metric(rows, lambda sums: _divide((jnp.sum(jnp.abs(sums[0])), jnp.sum(sums[1]))), higher_is_better=False)
 

@@ -275,12 +275,11 @@ class ModuleGradient:
 
 def check_loss(value: Any) -> Tensor:
     """Return the value of a loss, if it is one number that depends on the parameters."""
+    got = f"a value of type {type(value).__name__}"
     if isinstance(value, Tensor):
         if value.shape == () and value.is_floating_point() and value.requires_grad:
             return value
         got = f"{value.dtype}{list(value.shape)}{'' if value.requires_grad else ' without a gradient'}"
-    else:
-        got = f"a value of type {type(value).__name__}{', whose .loss may be it' if hasattr(value, 'loss') else ''}"
     raise UsageError(f"loss must return one floating-point number that depends on the module's parameters, got {got}")
 
 

@@ -154,16 +154,11 @@ class WandB:
         """Begin a run, or a further part of the same run."""
         note = run.folder / "wandb-id.txt"
         known = note.read_text(encoding="utf-8").strip() if run.done and note.is_file() else None
-        self._run: Any = self._package.init(
-            project="fedoptax",
-            name=title_of(run.config),
-            id=known,
-            resume="allow" if known else None,
-            dir=str(run.folder),
-            config=flatten_config(run.config),
-            mode=os.environ.get("WANDB_MODE", "offline"),
-            settings=self._package.Settings(silent=True, console="off", symlink=False),
-        )
+        settings = self._package.Settings(silent=True, console="off", symlink=False)
+        about = {"name": title_of(run.config), "config": flatten_config(run.config), "dir": str(run.folder)}
+        about |= {"id": known, "resume": "allow"} if known else {}
+        mode = os.environ.get("WANDB_MODE", "offline")
+        self._run: Any = self._package.init(project="fedoptax", mode=mode, settings=settings, **about)
         note.write_text(self._run.id, encoding="utf-8")
 
     def rows(self, rows: Sequence[Row]) -> None:

@@ -14,7 +14,6 @@ from fedoptax.schedules import Number
 
 def with_gradient(algorithm: FedAlgorithm, change: Callable[[GradFn, Tree], GradFn]) -> FedAlgorithm:
     """`algorithm` with `change(grad_fn, message)` in place of the clients' `grad_fn`."""
-
     check_algorithm(algorithm)
 
     def client_update(grad_fn: GradFn, message: Tree, client: Tree, batches: Minibatches) -> ClientResult[Tree, Tree]:

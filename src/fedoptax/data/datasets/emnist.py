@@ -81,11 +81,8 @@ def _leaf_writers(files: list[Path]) -> Iterator[Client]:
 
 def _examples(path: Path, writer: str, x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
     """Return a writer's images as bytes, from pixels k / 255, and the labels."""
-    where = f"{path}: writer {writer!r}"
-    if x.shape[1:] != (28, 28) or y.shape != x.shape[:1] or y.dtype.kind not in "iu":
-        raise DataError(f"{where} must have images of 28×28 pixels, each with a label, got {x.shape} and {y.shape}")
-    if not np.all((x >= 0) & (x <= 1)):
-        raise DataError(f"{where} must have pixels from 0 to 1")
-    if len(y) and (y.min() < 0 or y.max() >= len(CLASSES)):
-        raise DataError(f"{where} must have labels from 0 to {len(CLASSES) - 1}, got {y.min()} to {y.max()}")
+    are_images = x.shape[1:] == (28, 28) and np.all((x >= 0) & (x <= 1))
+    are_labels = y.shape == x.shape[:1] and y.dtype.kind in "iu" and np.all((y >= 0) & (y < len(CLASSES)))
+    if not are_images or not are_labels:
+        raise DataError(f"{path}: writer {writer!r} must have images of 28×28 pixels from 0 to 1, and labels of them")
     return {"x": np.rint(255 * x).astype(np.uint8)[..., None], "y": y.astype(np.int32)}

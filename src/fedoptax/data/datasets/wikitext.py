@@ -19,7 +19,6 @@ from fedoptax.errors import DataError, UsageError
 
 EOS, UNKNOWN = "<eos>", "<unk>"
 
-_MAX_VOCABULARY = 2**16  # so that every id fits in uint16
 _VERSION = 1  # of the cached arrays
 
 
@@ -78,8 +77,6 @@ def _numbered(path: Path, lines: list[list[str]], ids: dict[str, int], grow: boo
     if grow:
         for word in tokens:
             ids.setdefault(word, len(ids))
-        if len(ids) > _MAX_VOCABULARY:
-            raise DataError(f"{path} must hold at most {_MAX_VOCABULARY} different words, got {len(ids)}")
     unknown = ids.get(UNKNOWN)
     numbers = [ids.get(word, unknown) for word in tokens]
     if None in numbers:
