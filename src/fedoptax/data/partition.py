@@ -262,6 +262,12 @@ def by_size(
     return _deal_at_random(rng, 1 + apportion(n - num_clients, weights, rng))
 
 
+def natural(groups: ArrayLike) -> Parts:
+    """Make one client per group (a writer, a role, a device), in the order of the sorted ids of the groups, (n,)."""
+    ids, owner = np.unique(as_values("groups", groups), return_inverse=True)
+    return parts_of(owner, len(ids))
+
+
 def _number_of_examples(labels_or_n: ArrayLike | int, num_clients: int) -> int:
     n = int(labels_or_n) if isinstance(labels_or_n, int | np.integer) else len(as_values("labels", labels_or_n))
     check_int("num_clients", num_clients, 1, n)

@@ -21,7 +21,6 @@ from fedoptax.storage.history import ClientsFile, History, HistoryFile, Row
 from fedoptax.tasks.metrics import Column
 from fedoptax.trackers import Tracked, as_trackers, notify
 
-NOTED_ROWS = 1000  # of the history that the progress bar's note looks at
 ByClient = Mapping[str, np.ndarray] | None
 """Each client's metrics, (clients,), if they were measured."""
 
@@ -144,6 +143,5 @@ class CheckpointShare(Observer):
 
 def progress_note(history: History, metric: str | None) -> str:
     """Write the last loss, the metric and the privacy spent, for the progress bar."""
-    recent = History(history.rows[-NOTED_ROWS:])  # it is called often
-    names = [name for name in ("train_loss", metric, "epsilon") if name and recent.last(name) is not None]
-    return ", ".join(f"{name} {recent.last(name):.4g}" for name in names)
+    names = [name for name in ("train_loss", metric, "epsilon") if name and history.last(name) is not None]
+    return ", ".join(f"{name} {history.last(name):.4g}" for name in names)
