@@ -193,11 +193,8 @@ def run_comparison(task: Task, comparison: Comparison, out: Path, how: tuning.Ex
     return Compared(replace(comparison, algorithms=names), out, diverged)
 
 
-Outcome = dict[str, Any] | str
-"""Of a search: the hyper-parameters, or the reason for a failure."""
-
-
-def _run_searches(task: Task, comparison: Comparison, out: Path, how: tuning.Execution) -> dict[str, Outcome]:
+def _run_searches(task: Task, comparison: Comparison, out: Path, how: tuning.Execution) -> dict[str, Any]:
+    """Return by algorithm the hyper-parameters, or the reason why its search failed."""
     jobs: list[Job] = []
     count = len(comparison.tunings)
     for name, search in comparison.tunings.items():
@@ -207,7 +204,7 @@ def _run_searches(task: Task, comparison: Comparison, out: Path, how: tuning.Exe
         return dict(zip(comparison.tunings, run_jobs(task, None, jobs, out, update, how.executor)))
 
 
-def _search_one(task: Task, shared: Any, search: tuning.Search, out: Path, trackers: Any, progress: Any) -> Outcome:
+def _search_one(task: Task, shared: Any, search: tuning.Search, out: Path, trackers: Any, progress: Any) -> Any:
     try:
         return tuning.run_search(task, search, out, tuning.Execution(progress, trackers)).hyperparameters
     except tuning.AllDiverged as error:

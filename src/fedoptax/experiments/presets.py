@@ -129,7 +129,7 @@ def _columns(table: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
 
 def _settings(task: str, name: str, stated: Mapping[str, Any]) -> dict[str, PaperSetting]:
     """Return the settings of a table: one, or one for each number of epochs, each in the active reading too."""
-    base = _BASES[name.partition("-")[0]]
+    base = _TABLES["bases"][name.partition("-")[0]]
     fields: dict[str, Any] = {key: {**base.get(key, {}), **stated.get(key, {})} for key in ("task", "run", "grid")}
     rates = fields["hyperparameters"] = dict(stated.get("hyperparameters") or base.get("hyperparameters", {}))
     if "table" in base:  # where the rates of Yogi are those of Adam for every task
@@ -149,7 +149,6 @@ def _settings(task: str, name: str, stated: Mapping[str, Any]) -> dict[str, Pape
 
 
 _TABLES = _powers(tomllib.loads(files("fedoptax.experiments").joinpath("presets.toml").read_text(encoding="utf-8")))
-_BASES = _TABLES["bases"]
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = _columns(_TABLES["tuned"])
 """Tuned hyper-parameters by task, or task:model, and algorithm."""

@@ -275,7 +275,7 @@ class ModuleGradient:
 
 def check_loss(value: Any) -> Tensor:
     """Return the value of a loss, if it is one number that depends on the parameters."""
-    got = f"a value of type {type(value).__name__}"
+    got = f"a value of type {type(value).__name__}{', whose .loss may be it' if hasattr(value, 'loss') else ''}"
     if isinstance(value, Tensor):
         if value.shape == () and value.is_floating_point() and value.requires_grad:
             return value
