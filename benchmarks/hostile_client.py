@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PushMessagesRequest
@@ -26,7 +26,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedoptax.deploy import flower
-from fedoptax.deploy.flower import ARRAYS, HELLO, METRICS, ORDER
+from fedoptax.deploy.flower import ARRAYS, METRICS, ORDER
 from fedoptax.deploy.wire import ALIGNMENT
 
 HOSTILE = 2  # its partition
@@ -45,7 +45,7 @@ def client_app(lies: Sequence[str], claim: int = HOSTILE) -> ClientApp:
     def query(message: Message, context: Context) -> Message:
         if context.node_config["partition-id"] != HOSTILE:
             return honest(message, context)
-        return Message(RecordDict({HELLO: MetricRecord({"partition-id": claim})}), reply_to=message)
+        return flower.make_reply(message, (), {"partition-id": claim})
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

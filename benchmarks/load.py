@@ -44,7 +44,7 @@ from fedoptax.data.federated import FederatedData
 from fedoptax.deploy.app import write_app
 from fedoptax.deploy.client import Client, Order, client_update
 from fedoptax.deploy.config import Deployment
-from fedoptax.deploy.flower import ARRAYS, HELLO, METRICS, ORDER, read_records, to_record
+from fedoptax.deploy.flower import ORDER, make_reply, read_records
 from fedoptax.deploy.keys import describe_keys, make_keys, write_keys
 from fedoptax.deploy.local import ADDRESS, LocalFederation, Process, last_words
 from fedoptax.engine.batches import LocalWork
@@ -197,14 +197,12 @@ def own_app(task: Task, work: Path) -> Callable[[int], ClientApp]:
 
         @app.query()
         def hello(message: Message, context: Context) -> Message:
-            return Message(RecordDict({HELLO: MetricRecord({"partition-id": partition})}), reply_to=message)
+            return make_reply(message, (), {"partition-id": partition})
 
         @app.train()
         def train(message: Message, context: Context) -> Message:
             arrays, order = read_records(message.content, ORDER, ConfigRecord)
-            answer = client.answer(arrays, Order.read(order), work / "nodes" / str(partition))
-            content = RecordDict({ARRAYS: to_record(answer.arrays), METRICS: MetricRecord(dict(answer.numbers))})
-            return Message(content, reply_to=message)
+            return make_reply(message, *client.compute(arrays, Order.read(order), work / "nodes" / str(partition)))
 
         return app
 

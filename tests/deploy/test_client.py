@@ -11,9 +11,10 @@ import pytest
 
 from federations import deployment, task_of
 from fedoptax.deploy.client import INITIAL, Client, Order, StateFolder
-from fedoptax.deploy.server import RawReply, check_reply, next_state, upload_form
+from fedoptax.deploy.server import RawReply, check_reply, next_state
 from fedoptax.deploy.wire import WireError, pack
 from fedoptax.errors import RunError, UsageError
+from fedoptax.wrappers.uploads import upload_form
 
 algorithm_of = cache(lambda name: deployment(name).build_algorithm())  # one each, so that programs compile once
 EXPERIMENT = "0123456789abcdef" * 2
@@ -31,7 +32,8 @@ class Node:
         self.asked += 1
         order = Order(EXPERIMENT, round, base, checkpoints, 1, self.asked)
         StateFolder(self.root, EXPERIMENT, self.client.partition).accept(order)
-        return self.client.answer(pack(message), order, self.root)
+        upload, numbers = self.client.compute(pack(message), order, self.root)
+        return RawReply(pack(upload), numbers)
 
     def kept_rounds(self) -> list[int]:
         return sorted(int(path.stem) for path in self.root.rglob("*.npz"))
@@ -41,7 +43,7 @@ def test_a_state_or_loss_that_is_not_finite_is_noticed(tmp_path):
     task, algorithm, node = task_of(), algorithm_of("fedadam"), Node("fedadam", 1, tmp_path)
     server = algorithm.init(task.init(jax.random.key(0)))
     answer = node.answer(algorithm.broadcast(server), 0, INITIAL)
-    reply = check_reply(answer, upload_form(task, algorithm, node.client.work), 2000)
+    reply = check_reply(answer, upload_form(algorithm, task.init(jax.random.key(0))), 2000)
     huge = reply._replace(upload=jax.tree.map(lambda a: np.full_like(a, 3e38), reply.upload))
     assert not next_state(algorithm, server, [huge], "uniform", 3)[2]
     assert next_state(algorithm, server, [reply], "uniform", 3)[2]
@@ -118,7 +120,7 @@ def test_a_senseless_order_is_refused_by_the_name_of_its_value(wrong):
 
 def test_a_foreign_message_and_a_state_folder_that_cannot_be_written_are_refused(scaffold, tmp_path):
     node, message = scaffold
-    with pytest.raises(WireError, match="arrays"):
+    with pytest.raises(WireError, match="array"):
         node.answer({"params": message}, 0, INITIAL)
     (tmp_path / EXPERIMENT).write_text("a file where a folder should be")
     with pytest.raises(RunError, match=EXPERIMENT):

@@ -20,11 +20,8 @@ class Named(InMemory):
 
     text = "name"
 
-    def connected(self) -> dict[int, str]:
-        return dict.fromkeys(super().connected(), self.text)
-
     def receive(self) -> list[Any]:
-        arrived = [reply._replace(node=self.text) for reply in super().receive()]
+        arrived = super().receive()
         if len(self.orders) <= 2:
             return arrived
         return [reply._replace(reply=RawReply(b"", {}, self.text)) for reply in arrived]
@@ -38,7 +35,7 @@ def pages(tmp_path_factory):
         folder = tmp_path_factory.mktemp("named")
         given = small_deployment(folder / "run")
         network = Named(given, folder / "nodes")
-        network.text = text
+        network.text, network.names = text, dict.fromkeys(network.names, text)
         with pytest.raises(RunError, match="no quorum"):
             run_in_memory(given, network)
         assert len(network_lines(folder / "run")) == 1

@@ -90,9 +90,8 @@ def test_five_rounds_over_the_network_equal_the_eager_round(runs, name):
             assert row[column] == simulated[column]
     assert_params(out, wanted.params)
     assert read_json(out / "summary.json")["status"] == "completed"
-    for line, row in zip(network_lines(out), rows):
+    for line in network_lines(out):
         assert line["faults"] == [] and line["accepted"] == line["cohort"]
-        assert row["bytes_down"] < line["wire_bytes_down"] < 1.5 * row["bytes_down"] + 5_000
     assert [run.status for run in load_runs(out)] == ["completed"]
 
 

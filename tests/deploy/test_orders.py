@@ -17,7 +17,7 @@ from federations import deployment, keys_of, task_of
 from fedoptax.deploy.app import write_app
 from fedoptax.deploy.client import StateFolder
 from fedoptax.deploy.config import Deployment, to_table
-from fedoptax.deploy.flower import ARRAYS, ORDER, SECURE, client_app, to_record
+from fedoptax.deploy.flower import ARRAYS, METRICS, ORDER, SECURE, client_app, to_record
 from fedoptax.deploy.keys import make_keys, write_keys
 from fedoptax.deploy.orders import Signer, digest_of
 from fedoptax.deploy.server import forms
@@ -116,7 +116,7 @@ def test_a_forged_order_changes_no_state(server, algorithm, kind):
         with pytest.raises(WireError, match="order: "):
             server.deliver(given, message)
         assert server.contents() == before, name
-    with pytest.raises(WireError, match="order: for run"):
+    with pytest.raises(WireError, match="order: not signed"):
         server.deliver(given, server.message(given, server.order(), kind), run=RUN - 1)
     assert server.contents() == before
 
@@ -142,7 +142,7 @@ def test_an_order_is_obeyed_once_and_a_restarted_server_is_obeyed_from_where_it_
 def test_the_partition_is_told_to_the_server_alone(server):
     given = deployment("fedavg")
     asked = server.signer.sign({}, "query", NODE, digest_of(b""))
-    assert server.deliver(given, make_message(to_record(b""), asked, "query")).content["hello"]["partition-id"] == 1
+    assert server.deliver(given, make_message(to_record(b""), asked, "query")).content[METRICS]["partition-id"] == 1
     with pytest.raises(WireError, match="order: not signed"):
         server.deliver(given, make_message(to_record(b""), {}, "query"))
 

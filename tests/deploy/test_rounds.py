@@ -38,29 +38,29 @@ class TimedNetwork:
 
     def __init__(self, clock: Clock, answers: Mapping[int, tuple[float, RawReply] | None], away: Away) -> None:
         self.clock, self.answers, self.away = clock, answers, away
-        self.requests = list[int]()
+        self.requests, self.names = list[int](), {i: f"node-{i}" for i in answers}
         self._due: list[tuple[float, int, RawReply]] = []
 
     def begin(self, arrays: bytes, order: Callable[[int], Mapping[str, Any]], *more: Any) -> None:
         raise AssertionError("not part of a round")
 
-    def connected(self) -> Mapping[int, str]:
-        return {i: f"node-{i}" for i in self.answers if i not in self.away(self.clock.now)}
+    def connected(self) -> set[int]:
+        return self.answers.keys() - self.away(self.clock.now)
 
-    def absent(self, partition: int) -> tuple[str, str]:
-        return f"node-{partition}", "not connected"
+    def absent(self, partition: int) -> str:
+        return "not connected"
 
-    def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
+    def send(self, partitions: Sequence[int]) -> Sequence[int]:
         for i in partitions:
             self.requests.append(i)
             if (answer := self.answers[i]) is not None:
                 self._due.append((self.clock.now + answer[0], i, answer[1]))
-        return dict.fromkeys(partitions, 100)
+        return partitions
 
     def receive(self) -> list[Arrived]:
         arrived = [due for due in self._due if due[0] <= self.clock.now]
         self._due = [due for due in self._due if due[0] > self.clock.now]
-        return [Arrived(partition, f"node-{partition}", reply, 200) for _, partition, reply in arrived]
+        return [Arrived(partition, reply) for _, partition, reply in arrived]
 
 
 def run_round(
@@ -85,7 +85,7 @@ def test_all_replies_are_taken_in_the_cohorts_order_without_further_waiting():
     report, network, clock, lines = run_round({4: (9.0, sound()), 1: GOOD, 2: (5.0, sound())})
     assert list(report.replies) == [4, 1, 2] and report.faults == [] and lines == []
     assert clock.now == pytest.approx(9, abs=2) and network.requests == [4, 1, 2]
-    assert (report.bytes_down, report.bytes_up, report.sent) == (300, 600, 3)
+    assert report.sent == 3
 
 
 BAD = {

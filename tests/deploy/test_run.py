@@ -6,7 +6,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from pathlib import Path
@@ -80,12 +80,12 @@ class Timed(InMemory):
         super().begin(*given, **more)
         self.has_begun = False
 
-    def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
-        sizes = super().send(partitions)
+    def send(self, partitions: Sequence[int]) -> Sequence[int]:
+        sent = super().send(partitions)
         for arrived in self._due:
             heappush(self.working, (self.now + SECONDS[arrived.partition], arrived.partition, arrived))
         self._due, self.has_begun = [], True
-        return sizes
+        return sent
 
     def receive(self) -> list[Any]:
         if not self.has_begun:
@@ -325,7 +325,7 @@ def test_resuming_waits_for_the_process_that_still_holds_the_folder(tmp_path):
     time.sleep(0.2)
     run_in_memory(replace(given, rounds=2, resume=True, wait_limit=20.0), lines=lines)
     holder.join()
-    assert lines[0].startswith("waiting, at most 20 s: ") and rounds_in(tmp_path / "run")[0] == [1, 2]
+    assert lines[0].startswith("waiting, at most 20 s, until") and rounds_in(tmp_path / "run")[0] == [1, 2]
 
 
 def test_resuming_needs_the_folder_of_a_deployment(tmp_path):

@@ -33,9 +33,9 @@ from fedoptax.deploy.keys import make_keys, write_keys
 from fedoptax.deploy.local import LocalFederation
 from fedoptax.deploy.rounds import Arrived, Limits
 from fedoptax.deploy.run import run_deployment
-from fedoptax.deploy.secure import answer, code_upload, decode_numbers, encode_numbers, threshold
+from fedoptax.deploy.secure import answer, decode_numbers, encode_numbers, encode_upload, threshold
 from fedoptax.deploy.server import RawReply
-from fedoptax.deploy.wire import WireError
+from fedoptax.deploy.wire import WireError, pack
 from fedoptax.engine.aggregation import SecureMean
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Fixed, program
@@ -81,14 +81,15 @@ class Nodes(InMemory):
         self.clients = [Client(task, algorithm, given.work, i, given.seed) for i in range(task.clients.num_clients)]
         self.least = threshold(given.cohort_size, Limits(given.quorum))
         self.states, self.dead, self.gone = states, dead, set[int]()
+        self.names = {i: f"node-{i}" for i in range(len(self.clients))}
         self.kept: dict[int, dict[str, Any]] = {i: {} for i in range(len(self.clients))}
         self.asked: list[tuple[int, dict[str, Any]]] = []
         self.sent, self.codes, self._due = dict[tuple[str, int], RawReply](), Codes(), list[Arrived]()
 
-    def connected(self) -> dict[int, str]:
-        return {i: f"node-{i}" for i in range(len(self.clients)) if i not in self.gone}
+    def connected(self) -> set[int]:
+        return super().connected() - self.gone
 
-    def send(self, partitions: Sequence[int]) -> dict[int, int]:
+    def send(self, partitions: Sequence[int]) -> Sequence[int]:
         for i in partitions:
             asked = dict(self._order(i))
             self.asked.append((i, asked))
@@ -96,17 +97,22 @@ class Nodes(InMemory):
                 self.gone.add(i)
                 continue
             sent = self.sent[asked["stage"], i] = self.answer(i, asked)
-            self._due.append(Arrived(i, f"node-{i}", self.change(i, asked["stage"], sent), 1))
-        return dict.fromkeys(partitions, 1)
+            self._due.append(Arrived(i, self.change(i, asked["stage"], sent)))
+        return partitions
 
     def answer(self, i: int, asked: dict[str, Any]) -> RawReply:
         def record(*coded: Any) -> None:
             self.codes[asked["round"], i] = coded
 
         coding, client, order = Recording(RANGE, record), self.clients[i], Order.read(asked)
-        contribute = code_upload(client, coding, self._arrays, order, self.states / str(i))
+
+        def contribute(weight: float) -> Any:
+            sent = client.compute(self._arrays, order, self.states / str(i))
+            return encode_upload(client.algorithm, coding, weight, *sent)
+
         size = len(client.examples()["y"])
-        return answer(i, self.least, self._arrays, asked, self.kept[i], size, contribute)
+        sent, numbers = answer(i, self.least, self._arrays, asked, self.kept[i], size, contribute)
+        return RawReply(pack(sent), numbers)
 
     def change(self, i: int, stage: str, sent: RawReply) -> RawReply:
         return sent
@@ -276,7 +282,7 @@ def test_a_round_begins_with_the_keys_of_the_last_or_with_new_ones_where_a_node_
     given = secured(tmp_path / "run", "fedavg", clients=4, rounds=3)
 
     class Forgetful(Nodes):
-        def send(self, partitions: Sequence[int]) -> dict[int, int]:
+        def send(self, partitions: Sequence[int]) -> Sequence[int]:
             if self._order(0)["round"] == 2 and len(self.asked) == 4 * (4 + 3):
                 self.kept[1].clear()  # as of a SuperNode that was started again
             return super().send(partitions)

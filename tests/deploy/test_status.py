@@ -17,17 +17,12 @@ need_flower()
 
 
 class Failing(InMemory):
-    """Partition 0 is named `clinic-a`, and from the second round on its answer is an error."""
-
-    def connected(self) -> dict[int, str]:
-        return super().connected() | {0: "clinic-a"}
+    """From the second round on the answer of partition 0 is an error."""
 
     def receive(self) -> list[Any]:
         is_first = len(self.orders) <= 2
         return [
-            reply
-            if is_first or reply.partition
-            else reply._replace(node="clinic-a", reply=RawReply(b"", {}, "no disk"))
+            reply if is_first or reply.partition else reply._replace(reply=RawReply(b"", {}, "no disk"))
             for reply in super().receive()
         ]
 
@@ -35,8 +30,10 @@ class Failing(InMemory):
 def test_status_shows_nodes_phases_and_who_was_left_out_by_name(tmp_path, capsys):
     out = tmp_path / "run"
     given = small_deployment(out)
+    network = Failing(given, tmp_path / "nodes")
+    network.names[0] = "clinic-a"
     with pytest.raises(RunError, match="no quorum"):
-        run_in_memory(given, Failing(given, tmp_path / "nodes"))
+        run_in_memory(given, network)
     (line,), (row,) = network_lines(out), read_rows(out, 1)
     assert set(line["seconds"]) == {"waiting", "training", "sending", "evaluating"}
     assert sum(line["seconds"].values()) == pytest.approx(row["seconds"], abs=0.05)

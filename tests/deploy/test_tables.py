@@ -27,13 +27,8 @@ from fedoptax.deploy.config import Deployment  # noqa: E402
 from fedoptax.deploy.rounds import Arrived  # noqa: E402
 from fedoptax.deploy.secure import answer  # noqa: E402
 from fedoptax.deploy.server import RawReply  # noqa: E402
-from fedoptax.deploy.tables import (  # noqa: E402
-    answer_statistics,
-    build_table_task,
-    code_statistics,
-    gather_statistics,
-    read_own,
-)
+from fedoptax.deploy.tables import add_up_own, build_table_task, encode_sums, gather_statistics, read_own  # noqa: E402
+from fedoptax.deploy.wire import pack  # noqa: E402
 from fedoptax.errors import RunError  # noqa: E402
 
 IDENTITY = {"experiment": "0" * 32, "session": 1}
@@ -45,13 +40,13 @@ class Nodes:
 
     def __init__(self, deployment, files):
         self._deployment, self._files, self._due = deployment, files, []
-        self._memory = [{} for _ in files]
+        self._memory, self.names = [{} for _ in files], {i: f"node-{i}" for i in range(len(files))}
 
     def begin(self, arrays, order, kind="train", at_work=()):
         self._order = order
 
     def connected(self):
-        return {i: f"node-{i}" for i in range(len(self._files))}
+        return self.names
 
     def absent(self, partition):
         raise AssertionError("all are there")
@@ -61,15 +56,15 @@ class Nodes:
             asked = self._order(i)
             try:
                 source, first = read_own(self._deployment, self._files[i]), asked["statistics"]
-                if self._deployment.secure_aggregation is None:
-                    reply = answer_statistics(self._deployment, source, first)
-                else:
-                    contribute = code_statistics(self._deployment, source, first)
-                    reply = answer(i, 3, b"", asked, self._memory[i], len(source.train["y"]), contribute)
+                sent, numbers = sums = add_up_own(self._deployment, source, first)
+                if self._deployment.secure_aggregation is not None:
+                    examples, contribute = len(source.train["y"]), lambda weight, sums=sums: encode_sums(weight, *sums)
+                    sent, numbers = answer(i, 3, b"", asked, self._memory[i], examples, contribute)
+                reply = RawReply(pack(sent), numbers)
             except RunError as error:
                 reply = RawReply(b"", {}, str(error))
-            self._due.append(Arrived(i, f"node-{i}", reply, 1))
-        return dict.fromkeys(partitions, 1)
+            self._due.append(Arrived(i, reply))
+        return partitions
 
     def receive(self):
         due, self._due = self._due, []

@@ -20,10 +20,11 @@ from federations import (
     task_of,
 )
 from fedoptax._files import read_json
-from fedoptax.deploy.server import RawReply, check_reply, upload_form
+from fedoptax.deploy.server import RawReply, check_reply
 from fedoptax.deploy.wire import WireError, pack
 from fedoptax.errors import RunError
 from fedoptax.storage.checkpoint import rounds_of
+from fedoptax.wrappers.uploads import upload_form
 
 
 class Lying(InMemory):
@@ -102,7 +103,7 @@ def test_a_test_loss_that_explodes_is_no_checkpoint_and_names_the_largest_upload
 def test_codes_that_decode_to_infinity_are_refused(tmp_path):
     given = small_deployment(tmp_path / "run", compress="qsgd:bits=2")
     algorithm = given.build_algorithm()
-    form = upload_form(task_of(), algorithm, given.work)
+    form = upload_form(algorithm, task_of().init(jax.random.key(0)))
 
     def largest(struct: Any) -> np.ndarray:
         return np.full(struct.shape, 3.4e38 if np.issubdtype(struct.dtype, np.floating) else 255, struct.dtype)

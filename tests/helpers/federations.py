@@ -20,6 +20,8 @@ from fedoptax.deploy.client import Client, Order
 from fedoptax.deploy.config import Deployment, build_task
 from fedoptax.deploy.evaluation import evaluate_client
 from fedoptax.deploy.rounds import Arrived
+from fedoptax.deploy.server import RawReply
+from fedoptax.deploy.wire import pack
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.eager import run_round
 from fedoptax.engine.sampling import round_key
@@ -149,6 +151,7 @@ class InMemory:
         numbers = range(task_of().clients.num_clients)
         self.clients = [Client(task_of(), algorithm, given.work, i, given.seed) for i in numbers]
         self.states, self.orders = states, list[Mapping[str, Any]]()
+        self.names = {i: f"node-{i}" for i in numbers}
         self._due: list[Arrived] = []
 
     def begin(
@@ -160,23 +163,22 @@ class InMemory:
     ) -> None:
         self._arrays, self._order, self._kind = arrays, order, kind
 
-    def connected(self) -> Mapping[int, str]:
-        return {i: f"node-{i}" for i in range(len(self.clients))}
+    def connected(self) -> set[int]:
+        return set(range(len(self.clients)))
 
-    def absent(self, partition: int) -> tuple[str, str]:
-        return f"node-{partition}", "not connected"
+    def absent(self, partition: int) -> str:
+        return "not connected"
 
-    def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
+    def send(self, partitions: Sequence[int]) -> Sequence[int]:
         for i in partitions:
             if self._kind == "evaluate":
-                asked = Order.read(self._order(i))
-                answer = evaluate_client(self.clients[i], self._arrays, asked, self.states / f"node-{i}")
-                self._due.append(Arrived(i, f"node-{i}", answer, 1))
-                continue
-            self.orders.append(self._order(i))
-            answer = self.clients[i].answer(self._arrays, Order.read(self.orders[-1]), self.states / f"node-{i}")
-            self._due.append(Arrived(i, f"node-{i}", answer, 1))
-        return dict.fromkeys(partitions, 1)
+                do, order = evaluate_client, self._order(i)
+            else:
+                do, order = Client.compute, self._order(i)
+                self.orders.append(order)
+            sent, numbers = do(self.clients[i], self._arrays, Order.read(order), self.states / f"node-{i}")
+            self._due.append(Arrived(i, RawReply(pack(sent), numbers)))
+        return partitions
 
     def receive(self) -> list[Arrived]:
         due, self._due = self._due, []

@@ -8,7 +8,7 @@ import fedoptax as fx
 import fedoptax.torch as ft
 from federations import deployment, need_flower
 from fedoptax.deploy.client import default_client
-from fedoptax.deploy.server import upload_form
+from fedoptax.wrappers.uploads import upload_form
 from oracles.compare import grad_fn
 from oracles.problem import make
 from small import ragged_clients, small_task
@@ -108,7 +108,7 @@ def test_a_deployed_loop_is_told_the_round_and_tells_its_examples():
     message = base.algorithm.broadcast(base.algorithm.init(params))
     upload, _, loss, examples = client.train(message, base.algorithm.init_client(params), 4)
     assert (loss, examples) == (0.25, 5)
-    wanted = upload_form(base.task, base.algorithm, base.work)
+    wanted = upload_form(base.algorithm, jax.eval_shape(base.task.init, jax.random.key(0)))
     assert jax.tree.map(np.shape, upload) == jax.tree.map(np.shape, wanted)
     ((config, shapes),) = told
     assert config.items() >= {"client_lr": 0.05, "batch_size": 50, "local_epochs": 1, "seed": 3, "round": 4}.items()

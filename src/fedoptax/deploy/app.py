@@ -4,7 +4,6 @@ import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 from flax.traverse_util import flatten_dict
@@ -18,23 +17,12 @@ NAME, PACKAGE = "federation", "fedoptax_app"
 FLOWER, FLOWER_END = "1.41.0", "1.43"
 FILES = {
     "LICENSE": "As you choose: Flower demands a license file in every app.\n",
-    "README.md": (
-        "# A federation\n\nMade by `fedoptax deploy init`. `pyproject.toml` holds the settings of the run;\n"
-        "`flwr run . SUPERLINK` runs it where a SuperLink and SuperNodes are up. See docs/deploy.md of fedoptax.\n"
-    ),
-    "fedoptax_app/__init__.py": '"""A federation, made by fedoptax deploy init."""\n',
-    "fedoptax_app/server_app.py": (
-        '"""The server: rounds, quorum, checkpoints."""\n\n'
-        "from fedoptax.deploy.flower import server_app\n\napp = server_app()\n"
-    ),
+    "fedoptax_app/__init__.py": '"""Made by `fedoptax deploy init`, see docs/deploy.md of fedoptax."""\n',
+    "fedoptax_app/server_app.py": "from fedoptax.deploy.flower import server_app\n\napp = server_app()\n",
     "fedoptax_app/client_app.py": (
-        '"""What Flower starts for every message: it hands it to the node\'s worker, which runs `client`."""\n\n'
-        'from fedoptax.deploy.worker import worker_app\n\napp = worker_app("fedoptax_app.client:app")\n'
+        "from fedoptax.deploy.worker import worker_app\n\napp = worker_app('fedoptax_app.client:app')\n"
     ),
-    "fedoptax_app/client.py": (
-        '"""A client: one partition of the task."""\n\n'
-        "from fedoptax.deploy.flower import client_app\n\napp = client_app()\n"
-    ),
+    "fedoptax_app/client.py": "from fedoptax.deploy.flower import client_app\n\napp = client_app()\n",
 }
 TASK = '''"""The federation's task; put your data and model in the place of digits (docs/own-task.md of fedoptax)."""
 
@@ -77,8 +65,7 @@ def write_app(folder: Path, deployment: Deployment, name: str = NAME) -> None:
 def check_task(folder: Path, nodes: int) -> None:
     """Call the task function of an app, if it has one, as the server will.
 
-    Raises:
-      UsageError: it fails, or its task has another number of clients.
+    If it fails, or its task has another number of clients, that is a `UsageError`.
     """
     deployment = read_app(folder)
     if is_own_function(name := str(deployment.task["name"])) and name != TABLE:
@@ -92,12 +79,13 @@ def check_task(folder: Path, nodes: int) -> None:
 
 
 def read_app(folder: Path) -> Deployment:
-    """Return the deployment of an app folder.
-
-    Raises:
-      UsageError: it is not an app's, or its config is wrong.
-    """
-    return _read(folder / "pyproject.toml")[1]
+    """Return the deployment of an app folder; a `UsageError` if it is no such folder, or its config is wrong."""
+    path = folder / "pyproject.toml"
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"'{path}' must be the pyproject.toml of an app by fedoptax deploy init") from error
+    return from_table(flatten_dict(table, sep="."))  # as Flower hands it to an app
 
 
 def place_node(folder: Path, partition: int | None, node: str) -> int:
@@ -109,32 +97,19 @@ def place_node(folder: Path, partition: int | None, node: str) -> int:
       UsageError: it is not an app's folder, there is no such partition, or the key has another one.
       RunError: the app cannot be written.
     """
-    path = folder / "pyproject.toml"
-    document, deployment = _read(path)
+    path, deployment = folder / "pyproject.toml", read_app(folder)
     count, can_grow = len(deployment.nodes), is_own_function(str(deployment.task["name"]))
     partition = check_int("partition", count if partition is None else partition, 0, count - (not can_grow))
     nodes = {**deployment.nodes, str(partition): node}
     replace(deployment, nodes=nodes)  # checks that no key is there twice
+    document = tomllib.loads(path.read_text(encoding="utf-8"))
     document["tool"]["flwr"]["app"]["config"]["nodes"] = nodes
     write_atomically(path, tomli_w.dumps(document).encode())
     return partition
 
 
-def _read(path: Path) -> tuple[dict[str, Any], Deployment]:
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-        table = document["tool"]["flwr"]["app"]["config"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"'{path}' must be the pyproject.toml of an app by fedoptax deploy init") from error
-    return document, from_table(flatten_dict(table, sep="."))  # as Flower hands it to an app
-
-
 def check_empty(folder: Path) -> None:
-    """Check that a folder is new or empty.
-
-    Raises:
-      UsageError: it is not.
-    """
+    """Raise a `UsageError` unless a folder is new or empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"folder must be new or empty, got '{folder}'")
 

@@ -16,6 +16,7 @@ import re
 import time
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,15 +26,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax._files import pack_arrays, read_arrays, write_atomically
+from fedoptax._files import pack_arrays, read_arrays, write_atomically, writing
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.deploy.config import Deployment
-from fedoptax.deploy.server import RawReply, forms
-from fedoptax.deploy.wire import WireError, pack, shown, unpack
+from fedoptax.deploy.server import forms
+from fedoptax.deploy.wire import WireError, shown, unpack
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.sampling import round_key
 from fedoptax.engine.xla import host_errors
-from fedoptax.errors import RunError, check_int
+from fedoptax.errors import check_int
 from fedoptax.tasks.task import Task, jit
 
 INITIAL = -1
@@ -99,29 +100,19 @@ class StateFolder:
         return jax.tree.unflatten(structure, leaves)
 
     def write(self, round: int, state: Tree) -> None:
-        """Write the state after a round; it is on the disk when this returns.
-
-        Raises:
-          RunError: it cannot be written.
-        """
+        """Write the state after a round; it is on the disk when this returns, or a `RunError` says why not."""
         leaves = [np.ascontiguousarray(leaf).reshape(-1).view(np.uint8) for leaf in jax.tree.leaves(state)]
         self._write(f"{round}.npz", pack_arrays({f"{i:05d}": leaf for i, leaf in enumerate(leaves)}))
 
     def accept(self, order: Order) -> None:
         """Record an order, and remove the states that the server cannot return to.
 
-        Raises:
-          WireError: it is not newer than the last.
-          RunError: the note cannot be written.
+        An order that is not newer than the last is a `WireError`, a note that cannot be written a `RunError`.
         """
         this = [order.session, order.number]
-        try:
-            last = json.loads((self.folder / "order.json").read_bytes())
-            is_old = this <= last
-        except (OSError, ValueError, TypeError):
-            is_old = False  # none yet, or damaged: the signature still binds it to this run of Flower's
-        if is_old:
-            raise WireError(f"order: number {this} is not above {last}, the last one")
+        with suppress(OSError, ValueError, TypeError):  # none yet, or damaged: its signature is of this run of Flower's
+            if this <= (last := json.loads((self.folder / "order.json").read_bytes())):
+                raise WireError(f"order: number {this} is not above {last}, the last one")
         for path in self.folder.glob("[0-9]*.npz"):  # before anything is written: a disk may be full
             round = int(path.stem)
             if round < order.round and round not in (order.base, *order.checkpoints):
@@ -129,23 +120,16 @@ class StateFolder:
         self._write("order.json", json.dumps(this).encode())
 
     def _write(self, name: str, content: bytes) -> None:
-        try:
+        with writing(self._private):
             self._private.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"'{self._private}' cannot be written: {error.strerror}") from error
         write_atomically(self.folder / name, content)
 
 
 @dataclass(frozen=True)
 class Client:
-    """One client of a federation.
+    """One client of a federation: number `partition`, with its local work per round and the experiment's seed.
 
-    Attributes:
-      task: the whole federation, or with this client's examples alone.
-      algorithm: the algorithm.
-      work: its local work per round.
-      partition: its number in the federation.
-      seed: of the experiment.
+    `task` is the whole federation's, or has this client's examples alone.
     """
 
     task: Task
@@ -155,11 +139,7 @@ class Client:
     seed: int
 
     def examples(self) -> dict[str, np.ndarray]:
-        """Return its examples.
-
-        Raises:
-          UsageError: the task has several clients, and not this one.
-        """
+        """Return its examples; a `UsageError` if the task has several clients, and not this one."""
         return self.task.clients.client(self.place)
 
     @property
@@ -168,37 +148,22 @@ class Client:
         count = self.task.clients.num_clients
         return 0 if count == 1 else check_int("partition-id", self.partition, 0, count - 1)
 
-    def answer(self, arrays: bytes, order: Order, root: Path) -> RawReply:
-        """Do the work of a round and return the reply, see `compute`."""
-        upload, numbers = self.compute(arrays, order, root)
-        return RawReply(pack(upload), numbers)
-
     def compute(self, arrays: bytes, order: Order, root: Path) -> tuple[Tree, dict[str, Any]]:
         """Do the work of a round and return the upload and the numbers that go with it.
 
-        When this returns, the new state is in `root`, the node's folder for states.
-
-        Raises:
-          WireError: the message does not fit the algorithm.
-          RunError: the state cannot be written.
+        When this returns, the new state is in `root`, the node's folder for states; if it cannot be written, that is a
+        `RunError`. A message that does not fit the algorithm is a `WireError`.
         """
         client_form, message_form = forms(self.task, self.algorithm)
-        message, has_state = unpack(arrays, message_form), bool(jax.tree.leaves(client_form))
-        state, is_lost = self._read_state(order, root)
+        message, (state, is_lost) = unpack(arrays, message_form), self.read_state(order, root)
         begun = time.perf_counter()
         upload, new_state, loss, size = self.train(message, state, order.round)
         numbers = {"num-examples": size, "train-loss": loss, "train-seconds": time.perf_counter() - begun}
-        if has_state:
+        if jax.tree.leaves(client_form):
             StateFolder(root, order.experiment, self.partition).write(order.round, new_state)
         return upload, {**numbers, "state-lost": int(is_lost)}
 
-    def own_params(self, params: Tree, order: Order, root: Path) -> Tree:
-        """Return the server's parameters with the client's personal ones in their places, if it has such."""
-        if self.algorithm.client_params is None:
-            return params
-        return self.algorithm.client_params(self.algorithm.init(params), self._read_state(order, root)[0])
-
-    def _read_state(self, order: Order, root: Path) -> tuple[Tree, bool]:
+    def read_state(self, order: Order, root: Path) -> tuple[Tree, bool]:
         """Return the state after the round `order.base`, and whether it was lost; the initial one takes its place."""
         form = forms(self.task, self.algorithm)[0]
         is_kept = bool(jax.tree.leaves(form)) and order.base != INITIAL

@@ -92,14 +92,10 @@ class Deployment(NetworkOptions):
         return {name: text for name in WRAPPERS if (text := getattr(self, name))}
 
     def build_algorithm(self, change: Callable[[FedAlgorithm], FedAlgorithm] | None = None) -> FedAlgorithm:
-        """Build the algorithm with its wrappers.
+        """Build the algorithm with its wrappers; a `UsageError` if there is none, or a hyper-parameter is wrong.
 
-        Args:
-          change: applied before privacy and compression are wrapped around the algorithm, to replace how a client
-            trains (`fedoptax.torch`).
-
-        Raises:
-          UsageError: there is no such algorithm, or a hyper-parameter is wrong.
+        `change` is applied before privacy and compression are wrapped around the algorithm, to replace how a client
+        trains (`fedoptax.torch`).
         """
         algorithm = build(self.algorithm, self.hyperparameters)
         return wrap(algorithm if change is None else change(algorithm), **self.wrappers)
@@ -110,7 +106,7 @@ def is_own_function(task_name: str) -> bool:
     return task_name == TABLE or (":" in task_name and not task_name.startswith(("file:", "text:")))
 
 
-def build_task(deployment: Deployment, partition: int | None = None, data_dir: str | None = None) -> Task:
+def build_task(deployment: Deployment, partition: int | None = None, data_dir: Any = None) -> Task:
     """Build the deployment's task, as the server (`partition=None`) or one client sees it.
 
     A named task is the whole federation everywhere. A function `MODULE:FUNCTION` of the app folder is called with the
@@ -152,10 +148,8 @@ def from_table(table: Mapping[str, Any]) -> Deployment:
     """Return the deployment of a table in Flower's flat form, with the keys of inner tables after a dot.
 
     Hyper-parameters are in a table of their algorithm's name. Those of other algorithms are left out; where there are
-    none of this one, the task's preset is taken.
-
-    Raises:
-      UsageError: a name is unknown or missing, or a value has the wrong type or range.
+    none of this one, the task's preset is taken. A name that is unknown or missing, or a value of a wrong type or
+    range, is a `UsageError`.
     """
     options = options_of(Deployment)
     tables: dict[str, dict[str, Any]] = {name: {} for name in TABLES}
@@ -172,13 +166,10 @@ def from_table(table: Mapping[str, Any]) -> Deployment:
             values[name] = None if value == options[name].none else value
     if (algorithm := values.get("algorithm")) is None:
         raise UsageError("config: algorithm is missing")
-    hyperparameters = {}
-    for key, value in tables["hyperparameters"].items():
-        owner, dot, name = key.rpartition(".")
-        if not dot:
-            raise UsageError(f"config: '{name}' must be in a table of its algorithm, [hyperparameters.{algorithm}]")
-        if owner == algorithm:
-            hyperparameters[name] = value
+    if loose := [key for key in tables["hyperparameters"] if "." not in key]:
+        raise UsageError(f"config: '{loose[0]}' must be in a table of its algorithm, [hyperparameters.{algorithm}]")
+    pairs = [(key.rpartition("."), value) for key, value in tables["hyperparameters"].items()]
+    hyperparameters = {name: value for (owner, _, name), value in pairs if owner == algorithm}
     task = tables["task"]
     preset, _ = find_preset(str(task.get("name")), algorithm, task.get("model"))
     return Deployment(**values | tables | {"hyperparameters": hyperparameters or preset})

@@ -6,8 +6,9 @@ travels: a metric of collected scores is replaced by its binned one.
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,7 @@ KIND = "evaluate"  # of the messages
 
 @lru_cache(maxsize=4)
 def of_sums(task: Task) -> Task:
-    """Return a task with all metrics computed from sums.
-
-    Raises:
-      UsageError: a metric collects scores and has no binned one.
-    """
+    """Return a task with all metrics computed from sums; one that collects scores and has no bins is a `UsageError`."""
     for name, metric in describe_metrics(task).items():
         if metric.is_collected and metric.binned is None:
             raise UsageError(f"metric '{name}' needs `binned` in a deployment, where scores of examples are not sent")
@@ -50,13 +47,11 @@ def of_sums(task: Task) -> Task:
 
 
 @lru_cache(maxsize=4)
-def restrict_test(task: Task, partition: int) -> Task:
-    """Return a task with the test examples of one client.
+def compile_test_sums(task: Task, partition: int) -> tuple[Callable[[Tree], Tree], int]:
+    """Return `params -> sums` of the metrics over the test examples of one client, and how many these are.
 
-    These are all where the task holds that client alone, else those that it owns; where none has an owner, every N-th.
-
-    Raises:
-      RunError: it has none.
+    They are all where the task holds that client alone, else those that it owns; where none has an owner, every N-th.
+    A client without any is a `RunError`.
     """
     clients, test = task.clients.num_clients, task.test or {}
     if task.test_owners is not None:
@@ -65,26 +60,21 @@ def restrict_test(task: Task, partition: int) -> Task:
         test = {name: np.asarray(a)[partition::clients] for name, a in test.items()}
     if not any(len(array) for array in test.values()):
         raise RunError(f"partition {partition} has no test examples")
-    return replace(task, test=test, test_owners=None, validation=None)
+    task = replace(of_sums(task), test=test, test_owners=None, validation=None)
+    data, compute = evaluation_data(task)["test"], jit(task, partial(sum_metrics, task))
+    return lambda params: compute(params, data), len(next(iter(test.values())))
 
 
-@lru_cache(maxsize=4)
-def _sums(task: Task) -> Any:
-    return jit(task, lambda params, data: sum_metrics(task, params, data))
-
-
-def evaluate_client(client: Client, arrays: bytes, order: Order, root: Path) -> RawReply:
+def evaluate_client(client: Client, arrays: bytes, order: Order, root: Path) -> tuple[Tree, dict[str, Any]]:
     """Return a node's sums and counts for the parameters in a message, with its personal ones in their places.
 
-    Raises:
-      WireError: the message does not hold parameters of the task.
-      RunError: the node has no test examples.
+    A message without parameters of the task is a `WireError`, a node without test examples a `RunError`.
     """
-    node_task = restrict_test(of_sums(client.task), client.partition)
+    compute_sums, size = compile_test_sums(client.task, client.partition)
     params = unpack(arrays, jax.eval_shape(client.task.init, jax.random.key(0)))
-    params = client.own_params(params, order, root)
-    sums = _sums(node_task)(params, evaluation_data(node_task)["test"])
-    return RawReply(pack(jax.device_get(sums)), {"num-examples": len(next(iter((node_task.test or {}).values())))})
+    if client.algorithm.client_params is not None:
+        params = client.algorithm.client_params(client.algorithm.init(params), client.read_state(order, root)[0])
+    return jax.device_get(compute_sums(params)), {"num-examples": size}
 
 
 class NodeEvaluation:

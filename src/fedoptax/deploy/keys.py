@@ -28,10 +28,8 @@ def make_keys(nodes: int, hosts: Sequence[str] = ()) -> dict[str, bytes]:
 
     They are `ca.crt`, `server.crt` and `server.key` for a server with the names and addresses in `hosts` and those of
     the loopback interface; `node-I` and `node-I.pub` for each node, P-384 in OpenSSH's format, as Flower demands;
-    `signing.key` and `signing.pub`, Ed25519, for the server's orders. The CA's own key is discarded.
-
-    Raises:
-      UsageError: a host is not one that a certificate can hold.
+    `signing.key` and `signing.pub`, Ed25519, for the server's orders. The CA's own key is discarded. A host that a
+    certificate cannot hold is a `UsageError`.
     """
     ca = trustme.CA()
     end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=365)
@@ -56,8 +54,7 @@ def make_keys(nodes: int, hosts: Sequence[str] = ()) -> dict[str, bytes]:
 def fingerprint(public: bytes) -> str:
     """Return a public key's fingerprint, as `ssh-keygen -l` shows it; the key is in OpenSSH's format or in PEM.
 
-    Raises:
-      ValueError: it is not a key on an elliptic curve, the only ones that Flower takes.
+    A key that is not on an elliptic curve, which alone Flower takes, is a `ValueError`.
     """
     load = serialization.load_pem_public_key if public.startswith(b"-----") else serialization.load_ssh_public_key
     key = load(public)
@@ -69,8 +66,7 @@ def fingerprint(public: bytes) -> str:
 def describe_node(public: bytes) -> str:
     """Return the entry of a public key in the app's table of nodes: its fingerprint, and its comment as a name.
 
-    Raises:
-      UsageError: it is not the public half of a key that Flower takes.
+    Anything but the public half of a key that Flower takes is a `UsageError`.
     """
     try:
         return f"{fingerprint(public)} {shown(b' '.join(public.split()[2:]).decode())}".strip()
@@ -89,8 +85,7 @@ def describe_keys(files: Mapping[str, bytes]) -> dict[str, Any]:
 def write_keys(folder: Path, files: dict[str, bytes]) -> None:
     """Write keys into a folder that only its owner may enter; private keys have mode 600 from their first moment on.
 
-    Raises:
-      RunError: a file exists or cannot be written.
+    A file that exists, or cannot be written, is a `RunError`.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

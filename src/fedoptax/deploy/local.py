@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,28 +160,22 @@ class LocalFederation:
     def _run(self, command: list[str], log: Path, home: Path, folder: Path | None = None) -> Process:
         """Start one of Flower's programs, perhaps in a folder, with its output in a new file."""
         program = Path(sys.executable).parent / command[0]  # an absolute path stays itself
+        environment = {name: text for name, text in os.environ.items() if not name.startswith(("FLWR_", "FLOWER_"))}
+        environment |= {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
+        environment["PATH"] = f"{program.parent}{os.pathsep}{environment.get('PATH', '')}"
+        if self.data_dir is not None:
+            environment["FEDOPTAX_DATA"] = str(self.data_dir.absolute())
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with log.open("wb") as file:
                 process = subprocess.Popen(  # in a new session: Ctrl-C comes to us alone, and we end them in order
                     [str(program), *command[1:]], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                    env=self._environment(home), cwd=folder, start_new_session=True,
+                    env=environment, cwd=folder, start_new_session=True,
                 )  # fmt: skip
         except OSError as error:
             raise RunError(f"'{program}' cannot be started: {error.strerror}") from error
         self._started.append(process)
         return process
-
-    def _environment(self, home: Path) -> Mapping[str, str]:
-        ours = {name: value for name, value in os.environ.items() if not name.startswith(("FLWR_", "FLOWER_"))}
-        if self.data_dir is not None:
-            ours["FEDOPTAX_DATA"] = str(self.data_dir.absolute())
-        return ours | {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{ours.get('PATH', '')}",
-            "FLWR_HOME": str(home),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "PYTHONUNBUFFERED": "1",
-        }
 
 
 def stop(started: list[Process]) -> None:

@@ -9,11 +9,10 @@ from and whichever round's model they began with.
 import math
 import random
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from fedoptax.algorithm import Tree
 from fedoptax.deploy.server import RawReply, Reply
 from fedoptax.deploy.wire import REASON, WireError, shown
 from fedoptax.errors import LONGEST, RunError
@@ -22,21 +21,20 @@ Log = Callable[[str], None]
 Clock = Callable[[], float]
 Sleep = Callable[[float], Any]
 MakeOrder = Callable[[int], Mapping[str, Any]]
-SHOWN = 10  # partitions that one line names
 ROOM = 150  # characters that others add to a message
 
 
 class Arrived(NamedTuple):
-    """A reply as it arrived: from which partition and node, and its bytes on the wire."""
+    """A reply as it arrived, and from which partition."""
 
     partition: int
-    node: str
     reply: RawReply
-    wire_bytes: int
 
 
 class Network(Protocol):
-    """The transport of a deployment's messages."""
+    """The transport of a deployment's messages; `names` are those of the nodes, by partition."""
+
+    names: Mapping[int, str]
 
     def begin(self, arrays: bytes, order: MakeOrder, kind: str = "train", at_work: Container[int] = ()) -> None:
         """Start a round ("train" or "evaluate") with its message; `order(partition)` goes with each that is sent.
@@ -44,14 +42,14 @@ class Network(Protocol):
         The rounds before are forgotten, apart from what the partitions `at_work` were asked.
         """
 
-    def connected(self) -> Mapping[int, str]:
-        """Return the nodes that can be asked now, by partition: connected, with no reply missing."""
+    def connected(self) -> Collection[int]:
+        """Return the partitions that can be asked now: connected, with no reply missing."""
 
-    def absent(self, partition: int) -> tuple[str, str]:
-        """Return the last node of a partition, "?" if none, and why it cannot be asked."""
+    def absent(self, partition: int) -> str:
+        """Return why a partition that is not connected cannot be asked."""
 
-    def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
-        """Send the round's message to partitions; return its bytes on the wire for each that it could be sent to."""
+    def send(self, partitions: Sequence[int]) -> Collection[int]:
+        """Send the round's message to partitions; return those that it could be sent to."""
 
     def receive(self) -> list[Arrived]:
         """Return the replies to messages that are not forgotten which arrived since the last call."""
@@ -63,15 +61,7 @@ class NoQuorum(RunError):
 
 @dataclass(frozen=True)
 class Limits:
-    """How long, and for how many, a round waits.
-
-    Attributes:
-      quorum: the fraction of the cohort whose replies are enough, in (0, 1].
-      round_timeout: seconds that a round waits for replies once it has a quorum; in asynchronous rounds, that a client
-        may work.
-      wait_limit: seconds that a round waits for a quorum; in asynchronous rounds, for a whole buffer.
-      poll: seconds between two looks for replies.
-    """
+    """How long, and for how many, a round waits, see `NetworkOptions`; `poll` are seconds between looks for replies."""
 
     quorum: float = 0.5
     round_timeout: float = 600.0
@@ -89,29 +79,24 @@ class RoundReport:
 
     Attributes:
       replies: the valid replies, in the cohort's order.
-      senders: the nodes that replied.
       faults: why somebody was left out, in order of time, as (partition, node, reason).
-      bytes_down, bytes_up: bytes of the messages sent, and of all replies received, valid or not.
       sent: requests sent.
       lost: who had lost its state.
       seconds: of each phase: waiting, training (that of the last node that answered), sending, evaluating.
-      mean: under secure aggregation the mean upload and loss; the replies then have neither.
+      mean: under secure aggregation the mean upload and loss, as of one reply; the replies then have neither.
     """
 
     replies: dict[int, Reply] = field(default_factory=dict)
-    senders: dict[int, str] = field(default_factory=dict)
     faults: list[tuple[int, str, str]] = field(default_factory=list)
-    bytes_down: int = 0
-    bytes_up: int = 0
     sent: int = 0
     lost: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    mean: tuple[Tree, float] | None = None
+    mean: Reply | None = None
 
-    def leave_out(self, partition: int, reason: str, log: Log, node: str | None = None) -> None:
-        """Leave out a member of the cohort, and its reply if any; `node` is by default the sender."""
+    def leave_out(self, partition: int, names: Mapping[int, str], reason: str, log: Log) -> None:
+        """Leave out a member of the cohort, and its reply if any."""
         self.replies.pop(partition, None)
-        self.faults.append((partition, node or self.senders[partition], reason))
+        self.faults.append((partition, names[partition], reason))
         log("partition {} (node {}): {}".format(*self.faults[-1]))
 
 
@@ -154,28 +139,25 @@ def gather(
     the others stay at work. Whoever answers, is too slow or goes away is replaced by one drawn from those that neither
     work nor answered in this round.
 
-    Raises:
-      NoQuorum: there is no quorum within `limits.wait_limit`, or there can be none any more.
+    Without a quorum within `limits.wait_limit`, or if there can be none any more, it raises `NoQuorum`.
     """
     is_asynchronous, time_limit = workers is not None, limits.wait_limit if workers else limits.round_timeout
     workers = workers or Workers(len(cohort), len(cohort))
     at_work, needed = workers.at_work, limits.needed(workers.buffer)
-    report, unanswered, begun = RoundReport(), set(cohort), clock()
+    report, unanswered, begun, names = RoundReport(), set(cohort), clock(), network.names
 
     def leave_out_silent(i: int, late: str) -> None:
-        node, reason = (nodes[i], late) if i in at_work and i in nodes else network.absent(i)
-        report.leave_out(i, f"left out: {reason}", log, node)
+        reason = late if i in at_work and i in nodes else network.absent(i)
+        report.leave_out(i, names, f"left out: {reason}", log)
 
     while True:
         nodes, spent = network.connected(), clock() - begun
         workers.inbox += network.receive()
         while workers.inbox and len(report.replies) < workers.buffer:
-            partition, node, raw, size = workers.inbox.pop(0)
-            report.bytes_up += size
+            partition, raw = workers.inbox.pop(0)
             if (since := at_work.pop(partition, None)) is None:
                 continue
             unanswered.remove(partition)
-            report.senders[partition] = node
             try:
                 if raw.error is not None:
                     raise WireError(shown(raw.error, REASON))
@@ -186,9 +168,10 @@ def gather(
                 report.seconds = {"training": training, "sending": taken - training}
                 if raw.numbers.get("state-lost") == 1:
                     report.lost.append(partition)
-                    log(f"partition {partition} (node {node}): its state was lost, it continues from the initial one")
+                    name = names[partition]
+                    log(f"partition {partition} (node {name}): its state was lost, it continues from the initial one")
             except WireError as error:
-                report.leave_out(partition, f"reply left out: {error}", log)
+                report.leave_out(partition, names, f"reply left out: {error}", log)
         if not (is_full := len(report.replies) == workers.buffer):
             for i in list(at_work) if is_asynchronous else ():
                 if i not in nodes or clock() - at_work[i] >= limits.round_timeout:
@@ -200,11 +183,11 @@ def gather(
             sending = clock()
             sent = network.send(idle if len(idle) <= places else workers.rng.sample(idle, places))
             at_work |= dict.fromkeys(sent, sending)
-            report.sent, report.bytes_down = report.sent + len(sent), report.bytes_down + sum(sent.values())
+            report.sent += len(sent)
         is_over = is_full or spent >= time_limit or not any(i in nodes for i in at_work)
         if is_over and len(report.replies) >= needed:
             for partition, reason in find_outliers(report.replies).items():
-                report.leave_out(partition, f"reply left out: {reason}", log)
+                report.leave_out(partition, names, f"reply left out: {reason}", log)
         missing = needed - len(report.replies)
         is_hopeless = missing > len(unanswered)
         if is_hopeless or (is_over and missing <= 0) or (missing > 0 and spent >= limits.wait_limit):
@@ -231,8 +214,7 @@ def wait_for_nodes(
     while len(nodes := network.connected()) < count and clock() - begun < limits.wait_limit:
         if len(nodes) != last:
             absent = [str(i) for i in range(count) if i not in nodes]
-            names = ", ".join(absent[:SHOWN]) + (f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else "")
-            log(f"waiting for nodes: {len(nodes)} of {count} are connected, not {names}")
+            log(f"waiting for nodes: {len(nodes)} of {count} are connected, not {shown(', '.join(absent))}")
         last = len(nodes)
         sleep(limits.poll)
 

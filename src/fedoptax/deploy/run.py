@@ -19,18 +19,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax._files import finite_or_none, read_json, write_atomically
+from fedoptax._files import finite_or_none, read_json
 from fedoptax.algorithm import Cohort, Tree, decoded
 from fedoptax.deploy.client import INITIAL
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.evaluation import NodeEvaluation
-from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
-from fedoptax.deploy.secure import FALSE_SUM, decode_mean, gather_sum, make_ask, threshold
-from fedoptax.deploy.server import Reply, UploadBound, advance, check_reply, next_state, norm, upload_form
+from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Sleep, Workers, gather, wait_for_nodes
+from fedoptax.deploy.secure import FALSE_SUM, SecureSum, decode_mean, threshold
+from fedoptax.deploy.server import Reply, UploadBound, advance, check_reply, next_state, norm
 from fedoptax.deploy.status import FILE, NodeReport, list_left_out
 from fedoptax.deploy.tables import build_table_task, gather_statistics
 from fedoptax.deploy.wire import pack
 from fedoptax.engine.aggregation import SecureMean, Sent
+from fedoptax.engine.batches import minibatch_form
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.engine.evaluation import evaluate, evaluation_data, primary_metric
 from fedoptax.engine.options import is_evaluated
@@ -45,9 +46,10 @@ from fedoptax.experiments.signals import interruptible_sleep
 from fedoptax.storage.checkpoint import KEEP, least_total
 from fedoptax.storage.config import metrics_record, run_config
 from fedoptax.storage.folder import Status, locked, prepare, read_params
-from fedoptax.storage.history import Row, read_lines
+from fedoptax.storage.history import HistoryFile, Row, read_lines
 from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task, jit
+from fedoptax.wrappers.uploads import upload_form
 
 # Times a message, measured (results/network.md): at the server, there for each node of a cohort, and at a node.
 MEMORY, MEMORY_OF_REPLY, NODE_MEMORY = 5, 8, 13
@@ -68,11 +70,12 @@ def run_deployment(deployment: Deployment, task: Task | None, network: Network, 
     folder = Path(deployment.out).expanduser().absolute()
     if deployment.resume:
         config = folder / "config.json"
-        if config.is_file():
-            wait_until_free(folder, deployment.wait_limit, log)
         identity = read_json(config).get("deployment") if config.is_file() else None
         if identity is None:
             raise UsageError(f"resume must name the folder of a deployment, got '{folder}'")
+        log(f"waiting, at most {deployment.wait_limit:.0f} s, until no other process uses '{folder}'")
+        with locked(folder, deployment.wait_limit):  # a ServerApp outlives a SuperLink that was killed for a while
+            pass
         check_int("rounds", deployment.rounds, least_total(folder, deployment.resume_round))
     else:
         prepare(folder)
@@ -100,17 +103,6 @@ def run_deployment(deployment: Deployment, task: Task | None, network: Network, 
         raise RunError(str(result.message))
 
 
-def wait_until_free(folder: Path, seconds: float, log: Log) -> None:
-    """Wait until no process holds a run's folder: a ServerApp outlives a SuperLink that was killed for a while."""
-    try:
-        with locked(folder):
-            return
-    except RunError as error:
-        log(f"waiting, at most {seconds:.0f} s: {error}")
-    with locked(folder, seconds):
-        return
-
-
 class Update(NamedTuple):
     """The result of a round's replies: the server's state, mean loss, test metrics, and why it is not used."""
 
@@ -133,19 +125,19 @@ class NetworkRounds(Rounds):
         self, deployment: Deployment, task: Task, network: Network, folder: Path, identity: Mapping[str, Any], log: Log
     ) -> None:
         self._deployment, self.task, self._network, self._log = deployment, task, network, log
-        self._algorithm, self._file = deployment.build_algorithm(), folder / FILE
+        self._algorithm, self._folder = deployment.build_algorithm(), folder
         self._identity = {name: identity[name] for name in ("experiment", "session", "prepared") if name in identity}
         self.plan = make_plan(deployment.run_options, task, self._algorithm, deployment.algorithm)
         self._limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
         self._bound = UploadBound(deployment.upload_bound, self.plan.work)
         needed, minimum = self._limits.needed(self.plan.cohort_size), self.plan.aggregate.min_uploads
-        self._is_secure = isinstance(self.plan.aggregate, SecureMean)
-        if needed < minimum and not self._is_secure:
+        if needed < minimum and not isinstance(self.plan.aggregate, SecureMean):
             raise UsageError(f"quorum must leave {self.plan.aggregate} at least {minimum} uploads, got {needed}")
         # Here nothing is trained, and the task's loss is perhaps not the one that clients take.
         trained = without_held_out(replace(task, loss=_no_loss))
         self.program = program(trained, Fixed(self._algorithm), self.plan)
-        self._upload = upload_form(task, self._algorithm, self.plan.work)
+        params, batch = jax.eval_shape(task.init, jax.random.key(0)), minibatch_form(task, self.plan.work.batch_size)
+        self._upload = upload_form(self._algorithm, params, batch)
         self._most = deployment.max_examples or int(task.weights.max()) or MOST_EXAMPLES
         self._key = jax.random.key(deployment.seed)
         self._evaluate = jit(task, lambda params, data: evaluate(task, params, data))
@@ -164,17 +156,23 @@ class NetworkRounds(Rounds):
 
     def advance(self, done: int) -> Step:
         """Do one round."""
-        total = self._deployment.rounds
         with interruptible_sleep() as (stop, sleep):
             try:
-                if not self._is_ready:
-                    self._make_ready(done, self._report.during(done + 1, "waiting for nodes", sleep))
-                begun = time.perf_counter()
-                cohort, report = self._gather(done, self._report.during(done + 1, "training", sleep))
+                self._make_ready(done, self._report.during(done + 1, "waiting for nodes", sleep))
+                step = self._do_round(done, sleep)
             except KeyboardInterrupt:
                 return Step([], Status.INTERRUPTED)
             except NoQuorum as error:
-                return Step([], Status.INTERRUPTED, f"round {done + 1}: {error}; resume continues it")
+                message = f"round {done + 1}: {error}; resume continues it"
+                return Step([], Status.INTERRUPTED, None if stop() else message)
+            if stop() and step.status == Status.RUNNING and done + 1 < self._deployment.rounds:
+                return step._replace(status=Status.INTERRUPTED)
+        return step
+
+    def _do_round(self, done: int, sleep: Sleep) -> Step:
+        """Do one round, and change the states at its end."""
+        begun, total = time.perf_counter(), self._deployment.rounds
+        cohort, report = self._gather(done, self._report.during(done + 1, "training", sleep))
         update = self._update_soundly(report)
         if update.fault is not None:
             return Step([], Status.DIVERGED, update.fault)
@@ -192,19 +190,17 @@ class NetworkRounds(Rounds):
         if (epsilon := self._algorithm.epsilon) is not None:
             spent = epsilon(done + 1, self.plan.cohort_size, self.task.clients.num_clients)
             row["epsilon"] = finite_or_none(float(spent))
-        self.server, accepted = update.server, np.array(self._accepted)
+        accepted = np.array(self._accepted)
         accepted[list(report.replies)] = done
-        self._put(accepted)
-        evaluation, signal = RoundReport(), stop()
-        if self._evaluation is not None:
-            columns, evaluation, later = self._evaluate_nodes(self._evaluation, done, update.server)
-            row, signal = row | columns, signal or later
-        self._bound = self._bound.learn(report.replies if report.mean is None else {0: Reply(*report.mean, 1)})
+        columns, evaluation = self._evaluate_nodes(update.server, accepted, done, sleep)
+        self._bound = self._bound.learn(report.replies if report.mean is None else {0: report.mean})
         report.seconds["evaluating"] = time.perf_counter() - begun - sum(report.seconds.values())
         self._write(done + 1, cohort, report, evaluation)
+        self._put(accepted)
+        self.server = update.server
         left_out = f", {len(cohort) - count} left out" if count < len(cohort) else ""
         self._log(f"round {done + 1} of {total}: train_loss {update.loss:.4g}{left_out}")
-        return Step([row], Status.INTERRUPTED) if signal and done + 1 < total else Step([row])
+        return Step([row | columns])
 
     def saved(self) -> None:
         """Record the states that the clients must keep for the new checkpoint."""
@@ -217,7 +213,7 @@ class NetworkRounds(Rounds):
 
     def notes(self, done: int) -> dict[str, Any]:
         """Return who was left out, see `list_left_out`."""
-        return {"left_out": list_left_out(map(json.loads, read_lines(self._file.parent, FILE)[:done]))}
+        return {"left_out": list_left_out(map(json.loads, read_lines(self._folder, FILE)[:done]))}
 
     @property
     def _accepted(self) -> np.ndarray:
@@ -227,14 +223,15 @@ class NetworkRounds(Rounds):
     def _put(self, accepted: np.ndarray) -> None:
         self.clients.put((jnp.asarray(accepted), jnp.asarray(self._checkpoints[-1])))
 
-    def _make_ready(self, done: int, sleep: Any) -> None:
-        """Wait for the nodes, and restore a checkpoint."""
+    def _make_ready(self, done: int, sleep: Sleep) -> None:
+        """Wait for the nodes, and restore a checkpoint, before the first round."""
+        if self._is_ready:
+            return
         if done:
             self._checkpoints.extend([np.asarray(self.clients.tree[1]), self._accepted])
-        if self._file.exists():  # a killed process may have left more lines, and half of one
-            lines = self._file.read_bytes().splitlines(keepends=True)[:done]
-            write_atomically(self._file, b"".join(lines))
-            self._bound = replace(self._bound, **(json.loads(lines[-1]).get("learned", {}) if lines else {}))
+        lines = [json.loads(line) for line in read_lines(self._folder, FILE)[:done]]
+        self._file = HistoryFile(self._folder, lines, FILE)  # without what a killed process left of later rounds
+        self._bound = replace(self._bound, **(lines[-1].get("learned", {}) if lines else {}))
         size = 1e-6 * max(self.program.bytes_down, self.program.bytes_up)
         at_server = MEMORY + MEMORY_OF_REPLY * self.plan.cohort_size
         server, node = (1 + times * size / 1000 for times in (at_server, NODE_MEMORY))
@@ -243,45 +240,41 @@ class NetworkRounds(Rounds):
         wait_for_nodes(self._network, self.task.clients.num_clients, self._limits, self._log, sleep=sleep)
         self._is_ready = True
 
-    def _gather(self, done: int, sleep: Any) -> tuple[list[int], RoundReport]:
-        num_clients = self.task.clients.num_clients
+    def _gather(self, done: int, sleep: Sleep) -> tuple[list[int], RoundReport]:
+        num_clients, workers, coding = self.task.clients.num_clients, self._workers, self.plan.aggregate
         sampled = sample_cohort(self._key, done // self.plan.exchanges, num_clients, self.plan.cohort_size)
-        cohort = [int(i) for i in sampled]
-        check = partial(check_reply, upload=self._upload, max_examples=self._most, decode=self._algorithm.decode)
-        is_last = self._evaluation is None and not self._is_secure
-        order, message = self._order(done, is_last), jax.device_get(self._algorithm.broadcast(self.server))
-        collect, outliers = partial(gather, self._network, log=self._log, sleep=sleep), self._bound.find_outliers
-        if self._workers is not None:
-            self._network.begin(pack(message), order, at_work=self._workers.at_work)
-            self._workers.rng = random.Random(f"{self._deployment.seed} {done}")
-            report = collect(range(num_clients), check, self._limits, workers=self._workers, find_outliers=outliers)
-            replies = report.replies.items()
+        cohort, is_secure = [int(i) for i in sampled], isinstance(coding, SecureMean)
+        order = self._order(done, self._accepted, is_last=self._evaluation is None and not is_secure)
+        message = jax.device_get(self._algorithm.broadcast(self.server))
+        if not isinstance(coding, SecureMean):
+            check = partial(check_reply, upload=self._upload, max_examples=self._most, decode=self._algorithm.decode)
+            if workers is not None:
+                workers.rng = random.Random(f"{self._deployment.seed} {done}")
+            self._network.begin(pack(message), order, at_work=workers.at_work if workers else ())
+            report = gather(
+                self._network, cohort if workers is None else range(num_clients), check, self._limits, self._log,
+                sleep=sleep, workers=workers, find_outliers=self._bound.find_outliers,
+            )  # fmt: skip
+            replies, involved = report.replies.items(), {*report.replies, *(i for i, _, _ in report.faults)}
             report.replies = {i: reply._replace(staleness=done - int(self._sent[i])) for i, reply in replies}
-            return sorted({*report.senders, *(i for i, _, _ in report.faults)}), report
-        if not self._is_secure:
-            self._network.begin(pack(message), order)
-            return cohort, collect(cohort, check, self._limits, find_outliers=outliers)
-        minimum, coding = threshold(len(cohort), self._limits), self.plan.aggregate
-        assert isinstance(coding, SecureMean)
-        ask = make_ask(self._network, order, self._limits, minimum, self._log, sleep)
+            return cohort if workers is None else sorted(involved), report
+        minimum = threshold(len(cohort), self._limits)
         upload = jax.eval_shape(partial(decoded, self._algorithm), self._upload)
         form = Sent(upload, jax.ShapeDtypeStruct((), jnp.result_type(float)))
         size = sum(leaf.size for leaf in jax.tree.leaves(form))
-        summed = gather_sum(ask, cohort, message, size, self.plan.weighting, minimum, self._most, self._offered)
-        decode_mean(coding, form, *summed)
-        report = summed[0]
-        assert report.mean is not None
-        mean, decode = Reply(*report.mean, 1), self._algorithm.decode or (lambda upload: upload)
-        size, most = norm(mean.upload), norm(decode(mean.upload))
+        asking = self._network, self._limits, self._log, sleep, order, minimum, self._most, self._offered
+        report, total, weight = SecureSum(*asking).collect(cohort, message, size, self.plan.weighting)
+        report.mean = mean = decode_mean(coding, form, len(report.replies), total, weight)
+        size, most = norm(mean.upload), norm(decoded(self._algorithm, mean.upload))
         if size > 1.001 * most:  # privacy's clip, up to rounding
             raise NoQuorum(f"{FALSE_SUM} (norm {size:.3g} instead of at most {most:.3g})")
         if self._bound.norm and (reason := self._bound.refuse(mean, size)):
             raise NoQuorum(f"{FALSE_SUM} ({reason})")
         return cohort, report
 
-    def _order(self, done: int, is_last: bool) -> Callable[[int], dict[str, Any]]:
+    def _order(self, done: int, accepted: np.ndarray, is_last: bool) -> Callable[[int], dict[str, Any]]:
         """Return the order for a partition in the round after `done`, its last or not; see `Order`."""
-        accepted, ends = self._accepted, is_last and done + 1 == self._deployment.rounds
+        ends = is_last and done + 1 == self._deployment.rounds
 
         def order(partition: int) -> dict[str, Any]:
             self._sent[partition] = done
@@ -291,19 +284,21 @@ class NetworkRounds(Rounds):
 
         return order
 
-    def _evaluate_nodes(self, evaluation: NodeEvaluation, done: int, server: Tree) -> tuple[Row, RoundReport, int]:
-        """Return the nodes' metrics of a state's model, who took part, and the signal that came meanwhile, or 0."""
-        params, order, limits = self._algorithm.params(server), self._order(done, True), self._limits
-        with interruptible_sleep() as (stop, sleep):
-            sleep = self._report.during(done + 1, "being evaluated", sleep)
-            row, report = evaluation.measure(done + 1, params, self._network, order, limits, self._log, sleep)
-        return row, report, stop()
+    def _evaluate_nodes(
+        self, server: Tree, accepted: np.ndarray, done: int, sleep: Sleep
+    ) -> tuple[Row, RoundReport]:  # fmt: skip
+        """Return the nodes' metrics of a state's model, and who took part; nothing where nodes do not evaluate."""
+        if self._evaluation is None:
+            return {}, RoundReport()
+        params, order = self._algorithm.params(server), self._order(done, accepted, True)
+        sleep = self._report.during(done + 1, "being evaluated", sleep)
+        return self._evaluation.measure(done + 1, params, self._network, order, self._limits, self._log, sleep)
 
     def _update_soundly(self, report: RoundReport) -> Update:
         """Return the result of the replies; if it is invalid because of one reply, leave that reply out."""
         if report.mean is not None:
             cohort = Cohort(len(report.replies), self.task.clients.num_clients)
-            return self._judge(*advance(self._algorithm, self.server, *report.mean, cohort))
+            return self._judge(*advance(self._algorithm, self.server, report.mean.upload, report.mean.loss, cohort))
         update = self._update(report.replies)
         if update.fault is None:
             return update
@@ -313,9 +308,10 @@ class NetworkRounds(Rounds):
             for i in largest_first:
                 rest = self._update({j: reply for j, reply in report.replies.items() if j != i})
                 if rest.fault is None:
-                    report.leave_out(i, f"reply left out: with it {update.fault}", self._log)
+                    report.leave_out(i, self._network.names, f"reply left out: with it {update.fault}", self._log)
                     return rest
-        named = (f"partition {i} (node {report.senders[i]}) with norm {norms[i]:.3g}" for i in largest_first[:3])
+        names = self._network.names
+        named = (f"partition {i} (node {names[i]}) with norm {norms[i]:.3g}" for i in largest_first[:3])
         return update._replace(fault=f"{update.fault}; the largest uploads: {', '.join(named)}")
 
     def _update(self, replies: Mapping[int, Reply]) -> Update:
@@ -353,14 +349,8 @@ class NetworkRounds(Rounds):
             "state_lost": report.lost,
             "seconds": {name: float(f"{seconds:.3f}") for name, seconds in report.seconds.items()},
             "learned": {name: getattr(self._bound, name) for name in ("norm", "rate", "loss")},
-            "wire_bytes_down": report.bytes_down + evaluation.bytes_down,
-            "wire_bytes_up": report.bytes_up + evaluation.bytes_up,
         }
-        try:
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise RunError(f"'{self._file}' cannot be written: {error.strerror}") from error
+        self._file.append([line])
 
 
 class EvaluationOnly(NetworkRounds):
@@ -371,18 +361,11 @@ class EvaluationOnly(NetworkRounds):
         params = read_params("evaluate", deployment.evaluate, jax.eval_shape(task.init, jax.random.key(0)))
         self.server = self._algorithm.init(jax.tree.map(jnp.asarray, params))
 
-    def advance(self, done: int) -> Step:
-        """Evaluate."""
+    def _do_round(self, done: int, sleep: Sleep) -> Step:
         begun = time.perf_counter()
-        with interruptible_sleep() as (_, sleep):
-            try:
-                self._make_ready(done, sleep)
-            except KeyboardInterrupt:
-                return Step([], Status.INTERRUPTED)
-        evaluation = NodeEvaluation(self._deployment, self.task)
-        columns, report, signal = self._evaluate_nodes(evaluation, done, self.server)
+        columns, report = self._evaluate_nodes(self.server, self._accepted, done, sleep)
         if not columns["evaluated"]:
-            return Step([], Status.INTERRUPTED, None if signal else "too few nodes evaluated the model")
+            raise NoQuorum("too few nodes evaluated the model")
         self._write(1, [], RoundReport(), report)
         row: Row = {"round": 1, "train_loss": None, **self._measure(self.server), "bytes_down": 0, "bytes_up": 0}
         return Step([row | columns | {"seconds": time.perf_counter() - begun}])

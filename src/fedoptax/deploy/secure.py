@@ -18,13 +18,12 @@ Key agreement (ECDH on P-384, HKDF), encryption (Fernet) and Shamir's shares are
 Masks are key streams: Flower's generator has 32 bits of seed (see LOG.md).
 """
 
-import hashlib
 import os
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -41,8 +40,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jax.flatten_util import ravel_pytree
 
-from fedoptax.algorithm import Tree, accumulate_result, decoded
-from fedoptax.deploy.client import Client, Order
+from fedoptax.algorithm import FedAlgorithm, Tree, accumulate_result, decoded
+from fedoptax.deploy.client import Order
 from fedoptax.deploy.orders import digest_of
 from fedoptax.deploy.rounds import Limits, Log, MakeOrder, Network, NoQuorum, RoundReport, Sleep, gather
 from fedoptax.deploy.server import RawReply, Reply, check_count
@@ -66,9 +65,7 @@ FALSE_SUM = "secure aggregation: honest nodes cannot produce this sum, so a node
 LIMBS, LIMB, FRACTION = 10, 24, 100  # of `encode_numbers`: how many limbs, bits of a limb, bits after the point
 Numbers = dict[str, Any]
 Contribute = Callable[[float], tuple[np.ndarray, Numbers]]
-"""`weight -> numbers, metrics`: what a node adds to the sum, uint32 (size,), and what it tells besides."""
-Ask = Callable[[str, Sequence[int], Tree, Callable[[int], Numbers], Callable[[RawReply], Reply]], RoundReport]
-"""`(stage, members, message, more, check) -> report`: one request, with `more(i)` for partition i beside its order."""
+"""`weight -> integers, numbers`: what a node adds to the sum, uint32 (size,), and what it tells besides."""
 
 
 def threshold(cohort_size: int, limits: Limits) -> int:
@@ -77,9 +74,10 @@ def threshold(cohort_size: int, limits: Limits) -> int:
 
 
 def answer(
-    partition: int, minimum: int, arrays: bytes, fields: Numbers, memory: Numbers, examples: int, contribute: Contribute
-) -> RawReply:  # fmt: skip
-    """Answer a request of the server.
+    partition: int, minimum: int, arrays: bytes, fields: Mapping[str, Any], memory: Numbers, examples: int,
+    contribute: Contribute,
+) -> tuple[Tree, Numbers]:  # fmt: skip
+    """Return what a node answers to a request of the server.
 
     Each but `keys` is answered once for a sum, or again with the same contents: a server that had both shares of a
     node, or two uploads under one mask, would see the upload. Until its upload a node can begin anew, with new keys.
@@ -91,7 +89,7 @@ def answer(
       fields: the order, with `stage` and what belongs to it.
       memory: the node's memory of the sum, plain values; changed here.
       examples: how many the node has.
-      contribute: gives the node's numbers, in `upload`.
+      contribute: gives the node's integers, in `upload`.
 
     Raises:
       WireError: the request is not what the round has come to, or the upload is not finite.
@@ -102,9 +100,9 @@ def answer(
     if missing := [name for name in STAGES[stage] if name not in fields]:
         raise WireError(f"stage: {stage} without {', '.join(missing)}")
     if stage == "keys":
-        return RawReply(pack(_offer_keys(memory)), {"num-examples": examples})
+        return _offer_keys(memory), {"num-examples": examples}
     content = {name: value for name, value in fields.items() if name not in ("number", "signature")}
-    digest = hashlib.sha256(f"{sorted(content.items())} {digest_of(arrays)}".encode()).digest()
+    digest = digest_of(f"{sorted(content.items())} {digest_of(arrays)}".encode())
     is_current, answered = memory.get("round") == order.round, memory.get(f"answered-{stage}")
     is_again = is_current and answered == digest
     if stage == "shares":
@@ -128,15 +126,15 @@ def answer(
         texts = [_way(partition, i) + seed + key for i, seed, key in zip(members, of_seed, of_key)]
         boxes = [_box(memory["encryption"], key) for key in memory["encryption-keys"]]
         ciphertexts = [_array(box.encrypt(text)) for box, text in zip(boxes, texts, strict=True)]
-        return RawReply(pack({"ciphertexts": np.stack(ciphertexts)}), {})
+        return {"ciphertexts": np.stack(ciphertexts)}, {}
     memory[f"answered-{stage}"] = digest
     if stage == "upload":
-        numbers, metrics = contribute(fields["weight"])
+        integers, numbers = contribute(fields["weight"])
         keys = dict(zip(memory["members"], memory["mask-keys"]))
-        masks = (_pair_mask(partition, i, memory["mask"], keys[i], numbers.size) for i in members if i != partition)
-        masked = sum(masks, numbers + _mask(memory["seed"], numbers.size))
+        masks = (_pair_mask(partition, i, memory["mask"], keys[i], integers.size) for i in members if i != partition)
+        masked = sum(masks, integers + _mask(memory["seed"], integers.size))
         memory |= {"uploading": members, "ciphertexts": fields["ciphertexts"]}
-        return RawReply(pack({"masked": masked}), metrics)
+        return {"masked": masked}, numbers
     keys = dict(zip(memory["members"], memory["encryption-keys"]))
     shares = {
         i: _decrypt_shares(_box(memory["encryption"], keys[i]), ciphertext, i, partition)
@@ -145,31 +143,26 @@ def answer(
     seeds = b"".join(seed for i, (seed, _) in shares.items() if i in members)
     private = b"".join(key for i, (_, key) in shares.items() if i not in members)
     rows = {"seeds": _array(seeds).reshape(-1, SEED_SHARE), "keys": _array(private).reshape(-1, KEY_SHARE)}
-    return RawReply(pack(rows | _offer_keys(memory)), {"num-examples": examples})
+    return rows | _offer_keys(memory), {"num-examples": examples}
 
 
-def code_upload(client: Client, coding: SecureMean, arrays: bytes, order: Order, root: Path) -> Contribute:
-    """Return what a client contributes in training; the arguments are those of `Client.compute`."""
-
-    def contribute(weight: float) -> tuple[np.ndarray, Numbers]:
-        upload, numbers = client.compute(arrays, order, root)
-        upload = decoded(client.algorithm, jax.tree.map(jnp.asarray, upload))
-        sent = Sent(upload, jnp.asarray(numbers["train-loss"], float))
-        if not all_finite(sent):
-            raise WireError("upload: NaN or infinity")
-        coded = np.asarray(ravel_pytree(coding.encode(jnp.asarray(weight, float), sent))[0])
-        return coded.view(np.uint32), {name: numbers[name] for name in ("state-lost", "train-seconds")}
-
-    return contribute
+def encode_upload(
+    algorithm: FedAlgorithm, coding: SecureMean, weight: float, upload: Tree, numbers: Numbers
+) -> tuple[np.ndarray, Numbers]:
+    """Return what a client contributes with its upload and loss in training; a `WireError` if they are not finite."""
+    upload = decoded(algorithm, jax.tree.map(jnp.asarray, upload))
+    sent = Sent(upload, jnp.asarray(numbers["train-loss"], float))
+    if not all_finite(sent):
+        raise WireError("upload: NaN or infinity")
+    integers = np.asarray(ravel_pytree(coding.encode(jnp.asarray(weight, float), sent))[0]).view(np.uint32)
+    return integers, {name: numbers[name] for name in ("state-lost", "train-seconds")}
 
 
 def encode_numbers(numbers: np.ndarray) -> np.ndarray:
     """Return float64 (n,) as integers, uint32 (n, LIMBS): x·2¹⁰⁰ modulo 2²⁴⁰ in limbs of 24 bits, the lowest first.
 
-    The limbs of up to 256 nodes can be added modulo 2³²; their sum is exact to 2⁻¹⁰⁰.
-
-    Raises:
-      RunError: a number is not finite, or 2¹³⁰ or more.
+    The limbs of up to 256 nodes can be added modulo 2³²; their sum is exact to 2⁻¹⁰⁰. A number that is not finite, or
+    2¹³⁰ or more, is a `RunError`.
     """
     if not (np.abs(numbers) < 2.0**130).all():
         raise RunError(f"secure_aggregation needs sums below 2^130, got {np.abs(numbers).max():.3g}")
@@ -181,8 +174,7 @@ def encode_numbers(numbers: np.ndarray) -> np.ndarray:
 def decode_numbers(total: np.ndarray, count: int) -> np.ndarray:
     """Return the sum, float64 (n,), of what `count` nodes encoded; `total` is uint32 (n, LIMBS).
 
-    Raises:
-      NoQuorum: so many nodes cannot have encoded it.
+    If so many nodes cannot have encoded it, that is `NoQuorum`.
     """
     if total.max(initial=0) > count * (2**LIMB - 1):
         raise NoQuorum(FALSE_SUM)
@@ -191,122 +183,122 @@ def decode_numbers(total: np.ndarray, count: int) -> np.ndarray:
     return np.array([np.ldexp(float(n - modulus if 2 * n >= modulus else n), -FRACTION) for n in integers])
 
 
-def make_ask(
-    network: Network, order: MakeOrder, limits: Limits, minimum: int, log: Log, sleep: Sleep, kind: str = "train"
-) -> Ask:
-    """Return how a network is asked: `order` goes with each request, and `minimum` nodes must answer it."""
+@dataclass(frozen=True)
+class SecureSum:
+    """How a server collects a sum of nodes' numbers.
 
-    def ask(stage: str, members: Sequence[int], message: Tree, more: Any, check: Any) -> RoundReport:
-        network.begin(pack(message), lambda i: {**order(i), **more(i)}, kind)
-        # who comes after `keys` has none that the others know, and is not waited for
-        wait = limits.wait_limit if stage == "keys" else limits.round_timeout
-        some = replace(limits, quorum=minimum / len(members), wait_limit=wait)
-        return gather(network, members, check, some, log, sleep=sleep)
-
-    return ask
-
-
-def gather_sum(
-    ask: Ask, cohort: Sequence[int], message: Tree, size: int, weighting: str, minimum: int, max_examples: int,
-    offered: dict[int, Reply],
-) -> tuple[RoundReport, np.ndarray, float]:  # fmt: skip
-    """Collect the sum of a cohort's numbers.
-
-    Args:
-      ask: makes a request.
-      cohort: the partitions to ask.
-      message: the algorithm's, as NumPy arrays.
-      size: how many numbers each sends.
-      weighting: "examples" or "uniform".
-      minimum: the `threshold`.
-      max_examples: the most that a node may claim.
-      offered: the keys that nodes sent with the last sum, by partition; changed to those for the next.
-
-    Returns:
-      The report, with replies without uploads; the sum, uint32 (size,); and the sum of the weights in it.
-
-    Raises:
-      NoQuorum: fewer than `minimum` nodes answered a request, or what they sent opens no sum.
+    `order` goes with each request, a message of this `kind`; `minimum` is the `threshold`, `max_examples` the most that
+    a node may claim. `offered` are the keys that nodes sent with the last sum, by partition, changed to those for the
+    next; the others are as for `rounds.gather`.
     """
-    report = RoundReport()
 
-    def request(stage: str, members: Sequence[int], wanted: Tree, more: Any = lambda i: {}, message: Tree = ()) -> Any:
+    network: Network
+    limits: Limits
+    log: Log
+    sleep: Sleep
+    order: MakeOrder
+    minimum: int
+    max_examples: int
+    offered: dict[int, Reply]
+    kind: str = "train"
+
+    def collect(
+        self, cohort: Sequence[int], message: Tree, size: int, weighting: str
+    ) -> tuple[RoundReport, np.ndarray, float]:
+        """Collect the sum of a cohort's numbers, `size` of each, with "examples" or "uniform" as their weights.
+
+        Return the report, with replies without uploads; the sum, uint32 (size,); and the sum of the weights in it. If
+        fewer than `minimum` nodes answered a request, or what they sent opens no sum, that is `NoQuorum`.
+        """
+        report, offered = RoundReport(), self.offered
+        request = partial(self._request, report)
+
+        def exchange_shares(keys: dict[int, Reply]) -> tuple[Numbers, dict[int, Reply]]:
+            public = {f"{name}-keys": [reply.upload[name].tobytes() for reply in keys.values()] for name in PAIRS}
+            wanted = {"ciphertexts": _bytes(len(keys), CIPHERTEXT)}
+            return public, request("shares", list(keys), wanted, lambda i: public)
+
+        keys, encrypted = {i: offered[i] for i in cohort if i in offered}, dict[int, Reply]()
+        offered.clear()
+        if len(keys) == len(cohort):
+            with suppress(NoQuorum):
+                public, encrypted = exchange_shares(keys)
+        if len(encrypted) < len(cohort):  # nodes that come, or that have started anew, have other keys
+            report.faults.clear()
+            keys = request("keys", cohort, PUBLIC)
+            public, encrypted = exchange_shares(keys)
+        sizes = jnp.asarray([reply.examples if weighting == "examples" else 1 for reply in keys.values()], float)
+        weights, places = sizes / jnp.sum(sizes), {i: place for place, i in enumerate(keys)}
+
+        def deliver(i: int) -> Numbers:
+            ciphertexts = [reply.upload["ciphertexts"][places[i]].tobytes() for reply in encrypted.values()]
+            return {"ciphertexts": ciphertexts, "weight": float(weights[places[i]])}
+
+        masked = {"masked": jax.ShapeDtypeStruct((size,), np.uint32)}
+        uploads = request("upload", list(encrypted), masked, deliver, message)
+        lost = [i for i in encrypted if i not in uploads]
+        wanted = {"seeds": _bytes(len(uploads), SEED_SHARE), "keys": _bytes(len(lost), KEY_SHARE)}
+        opened = request("unmask", list(uploads), wanted | PUBLIC)
+        shares = [reply.upload for reply in opened.values()]
+        total = np.asarray(sum(reply.upload["masked"] for reply in uploads.values()))
+        try:
+            for place in range(len(uploads)):
+                total -= _mask(_combine(of["seeds"][place] for of in shares), total.size)
+            for place, i in enumerate(lost):
+                private = _combine(of["keys"][place] for of in shares)
+                for j in uploads:
+                    total += _pair_mask(i, j, private, public["mask-keys"][places[j]], total.size)
+        except (ValueError, IndexError) as error:
+            raise NoQuorum("secure aggregation, unmask: shares are inconsistent, so a node sent false ones") from error
+        offered |= opened
+        report.replies = {i: Reply((), 0.0, keys[i].examples) for i in uploads}
+        return report, total, float(jnp.sum(weights[np.asarray([places[i] for i in uploads])]))
+
+    def _request(
+        self, report: RoundReport, stage: str, members: Sequence[int], wanted: Tree,
+        more: Callable[[int], Numbers] = lambda i: {}, message: Tree = (),
+    ) -> dict[int, Reply]:  # fmt: skip
+        """Return the replies to one request, of the form `wanted`; `more(i)` goes with the one to partition i."""
+
         def check(raw: RawReply) -> Reply:
             reply = unpack(raw.arrays, wanted)
-            for name in PAIRS if stage in ("keys", "unmask") else ():
+            if stage not in ("keys", "unmask"):
+                return Reply(reply, 0.0, 0)
+            for name in PAIRS:
                 try:
                     _public_key(reply[name].tobytes())
                 except ValueError as error:
                     raise WireError(f"array '{name}': no public key on the curve") from error
-            has_count = stage in ("keys", "unmask")
-            return Reply(reply, 0.0, check_count(raw.numbers, max_examples) if has_count else 0)
+            return Reply(reply, 0.0, check_count(raw.numbers, self.max_examples))
 
+        asked = {"stage": stage, "members": list(members)}
+        self.network.begin(pack(message), lambda i: {**self.order(i), **asked, **more(i)}, self.kind)
+        # who comes after `keys` has none that the others know, and is not waited for
+        wait = self.limits.wait_limit if stage == "keys" else self.limits.round_timeout
+        limits = replace(self.limits, quorum=self.minimum / len(members), wait_limit=wait)
         try:
-            asked = {"stage": stage, "members": list(members)}
-            answers = ask(stage, members, message, lambda i: asked | more(i), check)
+            answers = gather(self.network, members, check, limits, self.log, sleep=self.sleep)
         except NoQuorum as error:
             raise NoQuorum(f"secure aggregation, {stage}: {error}") from error
         report.lost += answers.lost
         report.seconds = {n: report.seconds.get(n, 0.0) + s for n, s in answers.seconds.items()}
         report.faults += [(i, node, f"{stage}: {reason}") for i, node, reason in answers.faults]
-        report.bytes_down, report.bytes_up = report.bytes_down + answers.bytes_down, report.bytes_up + answers.bytes_up
-        report.senders, report.sent = answers.senders, answers.sent if stage == "upload" else report.sent
+        report.sent = answers.sent if stage == "upload" else report.sent
         return answers.replies
 
-    def exchange_shares(keys: dict[int, Reply]) -> tuple[Numbers, dict[int, Reply]]:
-        public = {f"{name}-keys": [reply.upload[name].tobytes() for reply in keys.values()] for name in PAIRS}
-        return public, request("shares", list(keys), {"ciphertexts": _bytes(len(keys), CIPHERTEXT)}, lambda i: public)
 
-    keys, encrypted = {i: offered[i] for i in cohort if i in offered}, dict[int, Reply]()
-    offered.clear()
-    if len(keys) == len(cohort):
-        with suppress(NoQuorum):
-            public, encrypted = exchange_shares(keys)
-    if len(encrypted) < len(cohort):  # nodes that come, or that have started anew, have other keys
-        report.faults.clear()
-        keys = request("keys", cohort, PUBLIC)
-        public, encrypted = exchange_shares(keys)
-    sizes = jnp.asarray([reply.examples if weighting == "examples" else 1 for reply in keys.values()], float)
-    weights, places = sizes / jnp.sum(sizes), {i: place for place, i in enumerate(keys)}
+def decode_mean(coding: SecureMean, form: Sent, count: int, total: np.ndarray, weight: float) -> Reply:
+    """Return the mean of `count` uploads of this form, as one reply, from their sum and the sum of their weights.
 
-    def deliver(i: int) -> Numbers:
-        ciphertexts = [reply.upload["ciphertexts"][places[i]].tobytes() for reply in encrypted.values()]
-        return {"ciphertexts": ciphertexts, "weight": float(weights[places[i]])}
-
-    masked = {"masked": jax.ShapeDtypeStruct((size,), np.uint32)}
-    uploads = request("upload", list(encrypted), masked, deliver, message)
-    lost = [i for i in encrypted if i not in uploads]
-    wanted = {"seeds": _bytes(len(uploads), SEED_SHARE), "keys": _bytes(len(lost), KEY_SHARE)}
-    opened = request("unmask", list(uploads), wanted | PUBLIC)
-    shares = [reply.upload for reply in opened.values()]
-    total = np.asarray(sum(reply.upload["masked"] for reply in uploads.values()))
-    try:
-        for place in range(len(uploads)):
-            total -= _mask(_combine(of["seeds"][place] for of in shares), total.size)
-        for place, i in enumerate(lost):
-            private = _combine(of["keys"][place] for of in shares)
-            for j in uploads:
-                total += _pair_mask(i, j, private, public["mask-keys"][places[j]], total.size)
-    except (ValueError, IndexError) as error:
-        raise NoQuorum("secure aggregation, unmask: shares are inconsistent, so a node sent false ones") from error
-    offered |= opened
-    report.replies = {i: Reply((), 0.0, keys[i].examples) for i in uploads}
-    return report, total, float(jnp.sum(weights[np.asarray([places[i] for i in uploads])]))
-
-
-def decode_mean(coding: SecureMean, form: Sent, report: RoundReport, total: np.ndarray, weight: float) -> None:
-    """Put the mean of a cohort's uploads, of this form, into a report; the rest is the result of `gather_sum`.
-
-    Raises:
-      NoQuorum: honest nodes cannot have this sum.
+    If honest nodes cannot have this sum, that is `NoQuorum`.
     """
-    largest, count = np.max(np.abs(total.view(np.int32).astype(np.int64)), initial=0), len(report.replies)
+    largest = np.max(np.abs(total.view(np.int32).astype(np.int64)), initial=0)
     if largest > weight * LEVELS + 256 * count:  # as much as float32 rounds of each
         share = f"{largest / LEVELS:.3g} of the range instead of at most {weight:.3g}"
         raise NoQuorum(f"{FALSE_SUM} ({share})")
     integers = ravel_pytree(coding.zero(form))[1](jnp.asarray(total.view(np.int32)))
     mean = accumulate_result(coding.divide(integers, jnp.asarray(weight, float), form), form)
-    report.mean = mean.upload, float(mean.loss)
+    return Reply(mean.upload, float(mean.loss), 1)
 
 
 def _offer_keys(memory: Numbers) -> Tree:

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, weighted_mean
+from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, weighted_mean
 from fedoptax.deploy.wire import WireError, shown, unpack
 from fedoptax.engine.aggregation import MEAN, Aggregator, stacked
-from fedoptax.engine.batches import LocalWork, Minibatch, count_local_steps, minibatch_form
+from fedoptax.engine.batches import LocalWork, count_local_steps
 from fedoptax.engine.round import all_finite, discount_weights, interpolate_state
 from fedoptax.engine.schedule import staleness_weights
 from fedoptax.tasks.task import Task
@@ -38,37 +38,15 @@ class Reply(NamedTuple):
 
 def forms(task: Task, algorithm: FedAlgorithm) -> tuple[Tree, Tree]:
     """Return the structures of a client's state and of the message to it, by abstract evaluation."""
-
-    def trace(key: jax.Array) -> tuple[Tree, Tree]:
-        params = jax.tree.map(jnp.asarray, task.init(key))
-        return algorithm.init_client(params), algorithm.broadcast(algorithm.init(params))
-
-    return jax.eval_shape(trace, jax.random.key(0))
-
-
-def upload_form(task: Task, algorithm: FedAlgorithm, work: LocalWork) -> Tree:
-    """Return the structure of an upload."""
-    client_form, message_form = forms(task, algorithm)
-
-    def trace(message: Tree, client: Tree, batch: Minibatch, steps: jax.Array) -> Tree:
-        batches = Batches(steps, lambda k: batch, jax.random.key(0), lambda: batch)
-        # its form depends on no gradient, and the task's is perhaps not the one that clients take
-        return algorithm.client_update(lambda y, batch: (jnp.zeros(()), y), message, client, batches)[0]
-
-    return jax.eval_shape(trace, message_form, client_form, minibatch_form(task, work.batch_size), np.int32(1))
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    return jax.eval_shape(lambda p: (algorithm.init_client(p), algorithm.broadcast(algorithm.init(p))), params)
 
 
 def check_reply(raw: RawReply, upload: Tree, max_examples: int, decode: Callable[[Tree], Tree] | None = None) -> Reply:
     """Return a reply after checking every part of it.
 
-    Args:
-      raw: the reply.
-      upload: the expected upload, as structs.
-      max_examples: the largest number of examples that is believed.
-      decode: the algorithm's, of coded uploads.
-
-    Raises:
-      WireError: the upload has another structure, or a number is missing, not finite or out of range.
+    `upload` are the structs of the expected upload, and `decode` is the algorithm's if uploads are coded. Another
+    structure, or a number that is missing, not finite or out of range, is a `WireError`.
     """
     examples, loss = check_count(raw.numbers, max_examples), raw.numbers.get("train-loss")
     if not isinstance(loss, float) or not is_float32(loss):
@@ -82,11 +60,7 @@ def check_reply(raw: RawReply, upload: Tree, max_examples: int, decode: Callable
 
 
 def check_count(numbers: Mapping[str, Any], max_examples: int) -> int:
-    """Return the number of examples that a reply claims.
-
-    Raises:
-      WireError: it is missing, or not a whole number from 1 to `max_examples`.
-    """
+    """Return the number of examples that a reply claims; a `WireError` unless it is from 1 to `max_examples`."""
     count = numbers.get("num-examples")
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= max_examples:
         raise WireError(f"num-examples: {shown(count)} instead of a whole number from 1 to {max_examples}")
@@ -173,19 +147,15 @@ def next_state(
     Returns:
       The new state, the weighted mean training loss, and whether both are finite, also after one more such update.
     """
-    weights: Any = [reply.examples for reply in replies] if weighting == "examples" else None
-    old_share: Any = 0.0
-    if any(reply.staleness for reply in replies):
-        plain = np.ones(len(replies)) if weights is None else np.asarray(weights, float)
-        staleness = np.asarray([reply.staleness for reply in replies])
-        weights, old_share = discount_weights(plain / plain.sum(), staleness_weights(staleness, staleness_exponent))
+    shares = np.array([reply.examples if weighting == "examples" else 1 for reply in replies], float)
+    by_staleness = staleness_weights(np.asarray([reply.staleness for reply in replies]), staleness_exponent)
+    weights, old_share = discount_weights(shares / shares.sum(), by_staleness)
     trees = [jax.tree.map(jnp.asarray, reply.upload) for reply in replies]
     loss = float(np.average([reply.loss for reply in replies], weights=weights))  # float64: their sum cannot overflow
     if aggregator == MEAN:
         upload = weighted_mean(trees, weights)
     else:
-        shares = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, jnp.result_type(float))
-        upload = aggregator.combine(stacked(trees), shares, jnp.ones(len(trees), bool))
+        upload = aggregator.combine(stacked(trees), jnp.asarray(weights), jnp.ones(len(trees), bool))
     return advance(algorithm, server, upload, loss, Cohort(len(replies), num_clients), old_share)
 
 

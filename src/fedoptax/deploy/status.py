@@ -36,7 +36,7 @@ class NodeReport:
 
     def __init__(self, folder: Path, network: Network, num_clients: int) -> None:
         self._file, self._network, self._written = folder / NODES, network, 0.0
-        self._nodes: dict[int, Any] = {i: {"node": network.absent(i)[0], "seen": None} for i in range(num_clients)}
+        self._nodes: dict[int, Any] = {i: {"node": network.names[i], "seen": None} for i in range(num_clients)}
 
     def during(self, round: int, phase: str, sleep: Sleep) -> Sleep:
         """Return a `sleep` for a phase of a round that also writes the file, every `REPORT_EVERY` seconds."""
@@ -44,7 +44,8 @@ class NodeReport:
         def report_and_sleep(seconds: float) -> None:
             if (now := time.time()) - self._written >= REPORT_EVERY:
                 self._written = now
-                self._nodes |= {i: {"node": node, "seen": now} for i, node in self._network.connected().items()}
+                for partition in self._network.connected():
+                    self._nodes[partition]["seen"] = now
                 write_json(self._file, {"round": round, "phase": phase, "time": now, "nodes": self._nodes})
             sleep(seconds)
 
@@ -54,9 +55,7 @@ class NodeReport:
 def read_status(folder: Path) -> dict[str, Any]:
     """Return the state of the deployment in a folder, for `describe_status`.
 
-    Raises:
-      UsageError: the folder is not a deployment's.
-      RunError: a file is damaged.
+    Another folder is a `UsageError`, a damaged file a `RunError`.
     """
     config, now = (read_json(folder / name) if (folder / name).is_file() else {} for name in ("config.json", NODES))
     if "deployment" not in config:

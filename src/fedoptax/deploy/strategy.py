@@ -24,7 +24,7 @@ from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload
 from fedoptax.deploy.flower import flower_log
 from fedoptax.deploy.options import UPLOAD_BOUND
 from fedoptax.deploy.server import Reply, UploadBound, check_count, is_float32, next_state
-from fedoptax.deploy.wire import WireError, check_values, shown
+from fedoptax.deploy.wire import REASON, WireError, check_values, shown
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.errors import UsageError, check_int, check_number
 from fedoptax.storage.checkpoint import restore_checkpoint, rounds_of, save_checkpoint
@@ -55,8 +55,7 @@ class FedoptaxStrategy(FedAvg):
         continues from it.
       **options: Flower's for `FedAvg`, such as `fraction_train` and `min_available_nodes`.
 
-    Raises:
-      UsageError: a number is out of range.
+    A number out of range is a `UsageError`.
     """
 
     def __init__(
@@ -88,7 +87,12 @@ class FedoptaxStrategy(FedAvg):
     ) -> Result:
         """Run the rounds as Flower's `FedAvg` does, after the last saved one if there is a checkpoint."""
         self._begin(initial_arrays)
-        self._done = done = self._restore(num_rounds)
+        done = 0
+        if self._checkpoint is not None and rounds_of(self._checkpoint):
+            done, state = restore_checkpoint(self._checkpoint, self._state(), OnDevice((), 0), num_rounds)
+            self._put(*state)
+            flower_log.info("continuing after round %d", done)
+        self._done = done
         evaluate = evaluate_fn and (lambda number, arrays: evaluate_fn(number + done, arrays))
         rest, configs = num_rounds - done, (train_config, evaluate_config)
         result = super().start(grid, self._arrays(), rest, timeout, *configs, evaluate_fn=evaluate)
@@ -97,11 +101,9 @@ class FedoptaxStrategy(FedAvg):
             setattr(result, name, {number + done: metrics for number, metrics in getattr(result, name).items()})
         return result
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, *arguments: Any) -> Iterable[Message]:
         """Return the round's messages: the model, to a fraction of the nodes."""
-        return super().configure_train(*self._drawing("train", server_round, arrays, config, grid))
+        return super().configure_train(*self._drawing("train", *arguments))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -135,11 +137,9 @@ class FedoptaxStrategy(FedAvg):
         means = _mean([(metrics, count) for _, metrics, count in sound.values()])
         return self._arrays(), MetricRecord({**means, "replies": len(sound)})
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, *arguments: Any) -> Iterable[Message]:
         """Return the model, to a fraction of the nodes."""
-        return super().configure_evaluate(*self._drawing("evaluate", server_round, arrays, config, grid))
+        return super().configure_evaluate(*self._drawing("evaluate", *arguments))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the means of the metrics that all valid replies have, weighted by their examples."""
@@ -167,16 +167,15 @@ class FedoptaxStrategy(FedAvg):
 
     def _read(self, content: RecordDict) -> tuple[Named, dict[str, float], int]:
         """Return the model, the metrics and the number of examples of a reply."""
-        values, count = self._read_metrics(content)
-        arrays = _only(content.array_records, "ArrayRecord")
+        (arrays,) = content.array_records.values()
         if arrays.keys() != self._model.keys():
             raise WireError(f"arrays {shown(list(arrays))} instead of {shown(list(self._model))}")
         model = {name: _read_array(name, arrays[name], like) for name, like in self._model.items()}
-        return model, values, count
+        return model, *self._read_metrics(content)
 
     def _read_metrics(self, content: RecordDict) -> tuple[dict[str, float], int]:
         """Return the metrics of a reply, all of them finite, and its number of examples."""
-        metrics = _only(content.metric_records, "MetricRecord")
+        (metrics,) = content.metric_records.values()
         count = check_count(metrics, self.max_examples)
         values = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         for name, value in values.items():
@@ -200,14 +199,6 @@ class FedoptaxStrategy(FedAvg):
     def _state(self) -> Tree:
         return self._server, self._split()[1]
 
-    def _restore(self, num_rounds: int) -> int:
-        if self._checkpoint is None or not rounds_of(self._checkpoint):
-            return 0
-        done, state = restore_checkpoint(self._checkpoint, self._state(), OnDevice((), 0), num_rounds)
-        self._put(*state)
-        flower_log.info("continuing after round %d", done)
-        return done
-
 
 def _sound(replies: Iterable[Message], read: Callable[[RecordDict], Any]) -> Iterator[tuple[int, Any]]:
     """Yield each node with the result of `read` for its reply, in the nodes' order; refused replies are logged."""
@@ -217,21 +208,16 @@ def _sound(replies: Iterable[Message], read: Callable[[RecordDict], Any]) -> Ite
             if message.has_error():
                 raise WireError(f"error {message.error.code}: {shown(message.error.reason)}")
             yield node, read(message.content)
-        except WireError as error:
-            flower_log.info("node %s: reply left out: %s", node, error)
+        except Exception as error:  # untrusted content in whatever form
+            flower_log.info("node %s: reply left out: %s: %s", node, type(error).__name__, shown(error, REASON))
 
 
 def _read_array(name: str, array: Array, like: np.ndarray) -> np.ndarray:
-    """Return an array of a reply, which must have the form of the model's and finite numbers."""
-    declared = f"{shown(array.dtype)}{shown(list(array.shape))}"
-    if (array.dtype, list(array.shape)) != (like.dtype.name, list(like.shape)):
-        raise WireError(f"array '{name}': {declared} instead of {like.dtype.name}{list(like.shape)}")
-    try:
-        value = array.numpy()
-    except Exception as error:  # whatever a parser of untrusted bytes raises, they are damaged
-        raise WireError(f"array '{name}': damaged ({type(error).__name__})") from error
-    if (value.dtype, value.shape) != (like.dtype, like.shape):
-        raise WireError(f"array '{name}': its bytes hold {value.dtype}{shown(list(value.shape))}, not what is declared")
+    """Return an array of a reply, whose declaration and bytes must have the form of the model's and finite numbers."""
+    is_declared = (array.dtype, list(array.shape)) == (like.dtype.name, list(like.shape))
+    if not is_declared or ((value := array.numpy()).dtype, value.shape) != (like.dtype, like.shape):
+        said = f"declared as {shown(array.dtype)}{shown(list(array.shape))}"
+        raise WireError(f"array '{name}': must be {like.dtype.name}{list(like.shape)}, {said}")
     return check_values(name, value)
 
 
@@ -239,9 +225,3 @@ def _mean(rows: Sequence[tuple[dict[str, float], int]]) -> dict[str, float]:
     """Return the means of the metrics that all replies have, weighted by their examples."""
     names, total = set.intersection(*(set(values) for values, _ in rows)), sum(count for _, count in rows)
     return {name: sum(values[name] * count for values, count in rows) / total for name in sorted(names)}
-
-
-def _only(records: Any, kind: str) -> Any:
-    if len(records) != 1:
-        raise WireError(f"{len(records)} {kind}s instead of 1")
-    return next(iter(records.values()))

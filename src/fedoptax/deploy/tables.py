@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,9 @@ from fedoptax.deploy.client import INITIAL
 from fedoptax.deploy.config import TABLE, Deployment
 from fedoptax.deploy.evaluation import KIND
 from fedoptax.deploy.rounds import Limits, Log, Network, Sleep, gather, wait_for_nodes
-from fedoptax.deploy.secure import (
-    LIMBS,
-    Contribute,
-    decode_numbers,
-    encode_numbers,
-    gather_sum,
-    make_ask,
-    threshold,
-)  # fmt: skip
+from fedoptax.deploy.secure import LIMBS, Numbers, SecureSum, decode_numbers, encode_numbers, threshold
 from fedoptax.deploy.server import RawReply, Reply, check_count
-from fedoptax.deploy.wire import WireError, pack, unpack
+from fedoptax.deploy.wire import WireError, unpack
 from fedoptax.errors import DataError, RunError, UsageError, check_choice
 from fedoptax.tasks.registry import CUSTOM
 from fedoptax.tasks.tables import default_metrics, learn_table
@@ -48,38 +39,31 @@ OPTIONS = ("schema", "model", "loss", "class_weight", "metrics", "test_fraction"
 def read_own(deployment: Deployment, path: Any) -> Source:
     """Read a node's own file, which its config names `data-file`, as a simulation reads the rows of this client.
 
-    Raises:
-      RunError: none is named, or it does not fit; why stands in the node's log alone.
+    If none is named, or it does not fit, that is a `RunError`; why stands in the node's log alone.
     """
-    task = deployment.task
+    task: Mapping[str, Any] = deployment.task
     try:
-        fraction = None if (text := task.get("test_fraction")) is None else float(text)
-        schema, seed = replace(Schema.read(str(task["schema"])), client=None), int(task.get("partition_seed", 0))
+        schema, fraction = replace(Schema.read(task["schema"]), client=None), task.get("test_fraction")
+        seed = int(task.get("partition_seed", 0))
         return load_file(Path(str(path)).expanduser(), schema=schema, test_fraction=fraction, seed=seed)
     except (DataError, UsageError) as error:
         print(f"data-file: {error}", file=sys.stderr, flush=True)
         raise RunError("its data-file does not fit the schema; the node's log says why") from None
 
 
-def add_up_own(deployment: Deployment, source: Source, first: str) -> Sums:
-    """Return a node's sums; `first` are those of all nodes in the first phase as JSON, which are none in this phase."""
+def add_up_own(deployment: Deployment, source: Source, first: str) -> tuple[Sums, Numbers]:
+    """Return a node's sums, and their number of examples.
+
+    `first` are the sums of all nodes in the first phase as JSON, which are none in this phase.
+    """
     before = {name: np.array(values) for name, values in json.loads(first).items()} or None
-    return add_up(Schema.read(str(deployment.task["schema"])), source.train["x"], source.train["y"], before)
+    sums = add_up(Schema.read(str(deployment.task["schema"])), source.train["x"], source.train["y"], before)
+    return sums, {"num-examples": len(source.train["y"])}
 
 
-def answer_statistics(deployment: Deployment, source: Source, first: str) -> RawReply:
-    """Return a node's sums as a reply, see `add_up_own`."""
-    return RawReply(pack(add_up_own(deployment, source, first)), {"num-examples": len(source.train["y"])})
-
-
-def code_statistics(deployment: Deployment, source: Source, first: str) -> Contribute:
-    """Return what a node contributes under secure aggregation: its sums, see `add_up_own`."""
-
-    def contribute(weight: float) -> tuple[np.ndarray, dict[str, Any]]:
-        sums = add_up_own(deployment, source, first).values()
-        return encode_numbers(np.concatenate([values.ravel() for values in sums])).ravel(), {}
-
-    return contribute
+def encode_sums(weight: float, sums: Sums, numbers: Numbers) -> tuple[np.ndarray, Numbers]:
+    """Return what a node contributes with its sums under secure aggregation."""
+    return encode_numbers(np.concatenate([values.ravel() for values in sums.values()])).ravel(), {}
 
 
 def gather_statistics(
@@ -87,40 +71,37 @@ def gather_statistics(
 ) -> str:  # fmt: skip
     """Return the preparation of features, as JSON, that follows from the sums of all nodes.
 
-    Raises:
-      NoQuorum: too few nodes answered soundly.
-      DataError: no node has enough rows.
+    If too few nodes answered soundly that is `NoQuorum`, if no node has enough rows a `DataError`.
     """
-    schema, phases, offered = Schema.read(str(deployment.task["schema"])), list[Sums](), dict[int, Reply]()
-    limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
+    schema, phases, order = Schema.read(str(deployment.task["schema"])), list[Sums](), dict[str, Any]()
     zero, members = zero_sums(schema), list(range(len(deployment.nodes)))
+    limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
     form = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in zero.items()}
     minimum, ends = threshold(len(members), limits), np.cumsum([a.size for a in zero.values()])
     wait_for_nodes(network, len(members), limits, log, sleep=sleep)
+
+    def make_order(partition: int) -> dict[str, Any]:
+        return order
 
     def check_sums(sums: Sums) -> Sums:
         if any(values.min(initial=0) < 0 for name, values in sums.items() if name != "total"):
             raise WireError("statistics: counts or squares below 0")
         return sums
 
-    def make_order(order: dict[str, Any], partition: int) -> dict[str, Any]:
-        return order
-
     def check(raw: RawReply) -> Reply:
         return Reply(check_sums(unpack(raw.arrays, form)), 0.0, check_count(raw.numbers, 2**31))
 
+    secure_sum = SecureSum(network, limits, log, sleep, make_order, minimum, 2**31, {}, KIND)
     for phase in range(2):
         first = {name: values.tolist() for name, values in phases[0].items()} if phases else {}
         order = {name: identity[name] for name in ("experiment", "session")}
         order |= {"round": phase, "base": INITIAL, "checkpoints": [INITIAL], "statistics": json.dumps(first)}
         if deployment.secure_aggregation is None:
-            network.begin(b"", partial(make_order, order), KIND)
+            network.begin(b"", make_order, KIND)
             replies = gather(network, members, check, limits, log, sleep=sleep).replies
             sums = {name: np.sum([reply.upload[name] for reply in replies.values()], axis=0) for name in form}
         else:
-            ask = make_ask(network, partial(make_order, order), limits, minimum, log, sleep, KIND)
-            size = LIMBS * int(ends[-1])
-            report, total, _ = gather_sum(ask, members, (), size, "uniform", minimum, 2**31, offered)
+            report, total, _ = secure_sum.collect(members, (), LIMBS * int(ends[-1]), "uniform")
             replies, numbers = report.replies, decode_numbers(total.reshape(-1, LIMBS), len(report.replies))
             parts = zip(zero.items(), np.split(numbers, ends[:-1]))
             sums = check_sums({name: values.reshape(a.shape) for (name, a), values in parts})
@@ -133,7 +114,7 @@ def gather_statistics(
 
 def build_table_task(deployment: Deployment, prepared: str, source: Source | None = None) -> Task:
     """Build the task of a node, or the server's, which knows the form of the examples but none of them."""
-    options, content = deployment.task, json.loads(prepared)
+    options, content = dict[str, Any](deployment.task), json.loads(prepared)
     arrays = {name: np.array(content[name]) for name in ("fill", "shift", "scale", "classes")}
     preparation = Preparation(target=tuple(content["target"]), **arrays)
     schema = Schema.read(str(options["schema"]))
@@ -147,11 +128,11 @@ def build_table_task(deployment: Deployment, prepared: str, source: Source | Non
     name = str(options.get("model", CUSTOM.model))
     check_choice("model", name, CUSTOM.models)
     model = CUSTOM.models[name]((len(schema.features),), len(classes) or 1)
-    loss, weights = (None if (text := options.get(name)) is None else str(text) for name in ("loss", "class_weight"))
-    learned = learn_table(schema, preparation, model, loss, weights) | ({"classes": classes} if classes else {})
+    learned = learn_table(schema, preparation, model, options.get("loss"), options.get("class_weight"))
+    learned |= {"classes": classes} if classes else {}
     task = Task(
         name=TABLE, clients=FederatedData.from_clients(clients), test=test, spec=dict(options),
         description="tables at nodes", client_names=tuple(names) if source is None else None, **learned,
     )  # fmt: skip
     metrics = options.get("metrics") or default_metrics(schema)
-    return with_metrics(task, str(metrics)) if metrics else task
+    return with_metrics(task, metrics) if metrics else task

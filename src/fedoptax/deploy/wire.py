@@ -30,10 +30,8 @@ class WireError(RunError):
 def expected_of(tree: Tree) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the names, shapes and dtypes of a tree's leaves (arrays, or the structs of `jax.eval_shape`).
 
-    The names are those of `leaf_names`; `.` for a tree that is a single array.
-
-    Raises:
-      UsageError: two leaves have the same name, or one is not an array of numbers.
+    The names are those of `leaf_names`; `.` for a tree that is a single array. Two leaves of the same name, or one that
+    is not an array of numbers, are a `UsageError`.
     """
     named: dict[str, jax.ShapeDtypeStruct] = {}
     for name, leaf in zip(leaf_names(tree), jax.tree.leaves(tree)):
@@ -48,11 +46,7 @@ def expected_of(tree: Tree) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def pack(tree: Tree) -> bytes:
-    """Return the leaves of a tree as a message, in their dtypes.
-
-    Raises:
-      UsageError: two leaves have the same name, or one is not an array of numbers.
-    """
+    """Return the leaves of a tree as a message, in their dtypes; a `UsageError` as of `expected_of`."""
     leaves = (leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for leaf in jax.tree.leaves(tree))
     contents = (np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data for leaf in leaves)
     return b"".join([_line(expected_of(tree)), *contents])
@@ -61,8 +55,7 @@ def pack(tree: Tree) -> bytes:
 def unpack(message: bytes, like: Tree) -> Tree:
     """Rebuild the tree that `pack` took, as NumPy arrays in the structure of `like` (arrays, or structs).
 
-    Raises:
-      WireError: a name is missing or unknown, a dtype, shape or size differs, or a number is not finite.
+    A missing or unknown name, another dtype, shape or size, or a number that is not finite is a `WireError`.
     """
     expected = expected_of(like)
     line, leaves = _line(expected), []
@@ -79,11 +72,7 @@ def unpack(message: bytes, like: Tree) -> Tree:
 
 
 def check_values(name: str, array: np.ndarray) -> np.ndarray:
-    """Return an array whose numbers are finite, and whose truth values are 0 or 1.
-
-    Raises:
-      WireError: they are not.
-    """
+    """Return an array; a `WireError` unless its numbers are finite, and its truth values 0 or 1."""
     if array.dtype == np.bool_ and np.any(array.view(np.uint8) > 1):
         raise WireError(f"array '{name}': bytes other than true and false")
     if jnp.issubdtype(array.dtype, jnp.inexact) and not np.isfinite(array).all():
@@ -112,17 +101,8 @@ def _difference(start: bytes, expected: dict[str, jax.ShapeDtypeStruct]) -> str:
         forms: dict[str, Any] = {**json.loads(start[: start.index(b"\n")])}
     except (ValueError, TypeError, RecursionError):
         return "arrays: no line that names them"
-    if forms.keys() != expected.keys():
-        missing, extra = sorted(expected.keys() - forms.keys()), sorted(forms.keys() - expected.keys())
-        counts = f"{len(missing)} missing{_first(missing)}, {len(extra)} unknown{_first(extra)}"
-        return f"{len(forms)} arrays instead of {len(expected)}: {counts}"
-    for name, struct in expected.items():
-        form = [np.dtype(struct.dtype).name, list(struct.shape)]
-        if forms[name] != form:
-            said, wanted = ("".join(map(str, f)) if isinstance(f, list) else f for f in (forms[name], form))
-            return f"array '{name}': {shown(said)} instead of {wanted}"
+    wanted = json.loads(_line(expected))
+    for name in [*wanted, *forms]:
+        if (form := forms.get(name, "none")) != (right := wanted.get(name, "none")):
+            return f"array '{shown(name)}': {shown(form)} instead of {right}"
     return "arrays: in another order"
-
-
-def _first(names: list[str]) -> str:
-    return f" ('{shown(names[0])}')" if names else ""

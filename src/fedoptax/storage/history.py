@@ -98,10 +98,10 @@ def is_shown(name: str) -> bool:
 
 
 class HistoryFile:
-    """history.jsonl while a run writes it; it begins with `rows` and only grows."""
+    """history.jsonl, or another such file, while a run writes it; it begins with `rows` and only grows."""
 
-    def __init__(self, folder: Path, rows: list[Row]) -> None:
-        self._path = folder / FILE
+    def __init__(self, folder: Path, rows: list[Row], file: str = FILE) -> None:
+        self._path = folder / file
         data = _encode(rows)
         write_atomically(self._path, data)
         self._length, self._hash = len(data), hashlib.sha256(data)

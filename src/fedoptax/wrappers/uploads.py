@@ -79,15 +79,15 @@ def _form(tree: Tree) -> Any:
     return jax.tree.structure(tree), [(jnp.shape(a), jnp.result_type(a)) for a in jax.tree.leaves(tree)]
 
 
-def upload_form(algorithm: FedAlgorithm, params: Tree) -> Tree:
-    """The structure of an upload, as shape and dtype structs, from a round with one empty batch."""
+def upload_form(algorithm: FedAlgorithm, params: Tree, batch: Tree = ()) -> Tree:
+    """The structure of an upload, as shape and dtype structs, from a round with one batch, or its form."""
 
-    def run_round(params: Tree) -> Tree:
+    def run_round(params: Tree, batch: Tree) -> Tree:
         message, client = algorithm.broadcast(algorithm.init(params)), algorithm.init_client(params)
-        batches = BatchList([()], jax.random.key(0))
+        batches = BatchList([batch], jax.random.key(0))
         return algorithm.client_update(lambda y, batch: (jnp.zeros(()), y), message, client, batches)[0]
 
-    return jax.eval_shape(run_round, params)
+    return jax.eval_shape(run_round, params, batch)
 
 
 def clamp_moments(upload: Tree, nonnegative: Sequence[str] = SECOND_MOMENTS) -> Tree:
