@@ -106,7 +106,7 @@ def is_own_function(task_name: str) -> bool:
     return task_name == TABLE or (":" in task_name and not task_name.startswith(("file:", "text:")))
 
 
-def build_task(deployment: Deployment, partition: int | None = None, data_dir: Any = None) -> Task:
+def build_task(deployment: Deployment, partition: int | None = None, data_dir: str | None = None) -> Task:
     """Build the deployment's task, as the server (`partition=None`) or one client sees it.
 
     A named task is the whole federation everywhere. A function `MODULE:FUNCTION` of the app folder is called with the

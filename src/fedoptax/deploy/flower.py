@@ -72,34 +72,35 @@ def server_app() -> ServerApp:
 class Node:
     """What a node loads once in a run: its settings, its table if it has one, and its client; see `client_app`."""
 
-    def __init__(self, make_client: MakeClient, run: int, settings: Pairs, place: Pairs, prepared: str) -> None:
+    def __init__(self, make_client: MakeClient, run: int, settings: Pairs, place: Pairs) -> None:
         use_cache(0.0)
-        self.deployment, self._place = from_table(dict(settings)), dict(place)
-        self._make_client, self._prepared = make_client, prepared  # the latter for tables, see `gather_statistics`
+        self.deployment, self._place, self._make_client = from_table(dict(settings)), dict(place), make_client
         self.partition = check_int("partition-id", self._place.get("partition-id"), 0)
         home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
         self.states = Path(str(self._place.get("state-dir") or home / "fedoptax-state")).expanduser()
+        self._client: Client | None = None
 
     @cached_property
     def source(self) -> Source:
         """Its table."""
         return read_own(self.deployment, self._place.get("data-file"))
 
-    @cached_property
-    def client(self) -> Client:
-        """Its client."""
-        if self.deployment.task["name"] == TABLE:
-            task = build_table_task(self.deployment, self._prepared, self.source)
-        else:
-            task = build_task(self.deployment, self.partition, self._place.get("data-dir"))
-        return self._make_client(task, self.deployment, self.partition)
+    def client(self, prepared: Any = None) -> Client:
+        """Return its client; `prepared` is what orders have for tables, see `tables.gather_statistics`."""
+        if self._client is None:
+            if self.deployment.task["name"] == TABLE:
+                task = build_table_task(self.deployment, str(prepared), self.source)
+            else:
+                task = build_task(self.deployment, self.partition, self._place.get("data-dir"))
+            self._client = self._make_client(task, self.deployment, self.partition)
+        return self._client
 
     def answer(self, kind: str, arrays: bytes, fields: Mapping[str, Any], records: Any) -> tuple[Tree, Numbers]:
         """Do what a signed order says; `records` keep what secure aggregation remembers, for this run only."""
         deployment = self.deployment
         if kind == MessageType.QUERY:
             if deployment.task["name"] != TABLE:
-                _ = self.client  # before the first round asks for work
+                self.client()  # before the first round asks for work
             return (), {"partition-id": self.partition}
         order = Order.read(fields)
         if fields.get("ends") is True:
@@ -110,7 +111,7 @@ class Node:
             examples, cohort_size = len(self.source.train["y"]), len(deployment.nodes)
             compute: Any = partial(add_up_own, deployment, self.source, str(fields["statistics"]))
         else:
-            client, cohort_size = self.client, deployment.cohort_size
+            client, cohort_size = self.client(fields.get("prepared")), deployment.cohort_size
             if kind == MessageType.EVALUATE:
                 return evaluate_client(client, arrays, order, self.states)
             examples = int(client.task.weights[client.place])
@@ -119,7 +120,10 @@ class Node:
         if deployment.secure_aggregation is None:
             return compute()
         minimum, memory = threshold(cohort_size, Limits(deployment.quorum)), dict(records.get(SECURE, {}))
-        contribute = lambda weight: encode(weight, *compute())  # noqa: E731
+
+        def contribute(weight: float) -> Any:
+            return encode(weight, *compute())
+
         sent = answer(self.partition, minimum, arrays, fields, memory, examples, contribute)
         records[SECURE] = ConfigRecord(memory)
         return sent
@@ -135,14 +139,13 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
       make_client: makes the client of a partition.
     """
     app = ClientApp()
-    open_node = lru_cache(maxsize=2)(partial(Node, make_client))  # it stays where the process does, see `worker`
+    open_node = lru_cache(maxsize=1)(partial(Node, make_client))  # it stays where the process does, see `worker`
 
     def handle(message: Message, context: Context) -> Message:
         arrays, order = read_records(message.content, ORDER, ConfigRecord)
         kind, run, settings = message.metadata.message_type, context.run_id, context.run_config
         check_order(str(settings.get("server-key", "")), order, arrays, run, context.node_id, kind)
-        pairs = frozenset(settings.items()), frozenset(context.node_config.items())
-        node = open_node(run, *pairs, str(order.get("prepared", "")))
+        node = open_node(run, frozenset(settings.items()), frozenset(context.node_config.items()))
         return make_reply(message, *node.answer(kind, arrays, order, context.state.config_records))
 
     for register in (app.query, app.train, app.evaluate):
@@ -171,6 +174,7 @@ class FlowerNetwork:
         self._arrived: list[Arrived] = []
         self._silent: dict[int, int] = {}  # partitions by node that did not answer a round, nor the greeting since
         self._is_cautious = False
+        self.begin(b"", lambda partition: {})
 
     def begin(self, arrays: bytes, order: MakeOrder, kind: str = "train", at_work: Container[int] = ()) -> None:
         """See `Network`.
@@ -192,7 +196,8 @@ class FlowerNetwork:
         online = set(self._keys)
         self._greeted &= online
         self._greet(online - self._greeted)
-        self._pull()
+        if any(partition is None for partition, _ in self._asked.values()):
+            self._pull()
         self._partitions = {node: partition for node, partition in self._partitions.items() if node in online}
         return set(self._partitions.values())
 
