@@ -176,7 +176,7 @@ def test_faulty_and_dying_nodes_are_left_out_and_the_rest_is_exact(tmp_path):
     lines = network_lines(out)
     faults = {(line["round"] - 1, fault["partition"]): fault["reason"] for line in lines for fault in line["faults"]}
     wanted = {
-        (0, 1): "upload: norm", (1, 0): "NaN or infinity", (1, 1): "instead of float32", (2, 0): "1 unknown",
+        (0, 1): "upload: norm", (1, 0): "NaN or infinity", (1, 1): "instead of ['float32'", (2, 0): "instead of none",
         (2, 1): "num-examples: -5", (3, 0): "no memory left", (3, 1): "no reply in time", (4, 0): "bytes",
         (0, 0): "train-loss", (4, 1): "did not answer",
     }  # fmt: skip
