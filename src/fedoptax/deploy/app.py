@@ -44,11 +44,8 @@ def write_app(folder: Path, deployment: Deployment, name: str = NAME) -> None:
     """Write the app into a new or empty folder.
 
     A task MODULE:FUNCTION of the current folder becomes part of it, as `fedoptax_app.task:FUNCTION`; where that is the
-    name, an example does.
-
-    Raises:
-      UsageError: the folder is not empty, or a value cannot stand in the config.
-      RunError: a file cannot be written.
+    name, an example does. A folder that is not empty, or a value that cannot stand in the config, is a `UsageError`, a
+    file that cannot be written a `RunError`.
     """
     check_empty(folder)
     files, (module, _, function) = dict(FILES), str(deployment.task["name"]).rpartition(":")
@@ -92,10 +89,8 @@ def place_node(folder: Path, partition: int | None, node: str) -> int:
     """Give a partition to a key in the app's table of nodes, in place of the key that had it, and return the partition.
 
     `partition` None takes the next after all in the table; `node` is what the table holds, as by `keys.describe_node`.
-
-    Raises:
-      UsageError: it is not an app's folder, there is no such partition, or the key has another one.
-      RunError: the app cannot be written.
+    Another folder, no such partition, or a key that has another one is a `UsageError`, an app that cannot be written a
+    `RunError`.
     """
     path, deployment = folder / "pyproject.toml", read_app(folder)
     count, can_grow = len(deployment.nodes), is_own_function(str(deployment.task["name"]))

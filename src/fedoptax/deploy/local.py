@@ -99,10 +99,8 @@ class LocalFederation:
     def run(self, app: Path, settings: Path, log: Path, watch: Callable[[], None]) -> None:
         """Run the app in a folder to its end, and call `watch` about twice a second.
 
-        `settings` is a TOML file with values that replace those of the app's config; `log` takes the run's log.
-
-        Raises:
-          RunError: the app could not be run, the SuperLink ended, or the time is up.
+        `settings` is a TOML file with values that replace those of the app's config; `log` takes the run's log. It is a
+        `RunError` if the app could not be run, the SuperLink ended, or the time is up.
         """
         command = ["flwr", "run", str(app), NAME, "--stream", "--run-config", str(settings)]
         process = self._run(command, log, self.work / "flower")

@@ -101,9 +101,11 @@ class FedoptaxStrategy(FedAvg):
             setattr(result, name, {number + done: metrics for number, metrics in getattr(result, name).items()})
         return result
 
-    def configure_train(self, *arguments: Any) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Return the round's messages: the model, to a fraction of the nodes."""
-        return super().configure_train(*self._drawing("train", *arguments))
+        return super().configure_train(*self._drawing("train", server_round, arrays, config, grid))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -137,9 +139,11 @@ class FedoptaxStrategy(FedAvg):
         means = _mean([(metrics, count) for _, metrics, count in sound.values()])
         return self._arrays(), MetricRecord({**means, "replies": len(sound)})
 
-    def configure_evaluate(self, *arguments: Any) -> Iterable[Message]:
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Return the model, to a fraction of the nodes."""
-        return super().configure_evaluate(*self._drawing("evaluate", *arguments))
+        return super().configure_evaluate(*self._drawing("evaluate", server_round, arrays, config, grid))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the means of the metrics that all valid replies have, weighted by their examples."""
@@ -167,6 +171,8 @@ class FedoptaxStrategy(FedAvg):
 
     def _read(self, content: RecordDict) -> tuple[Named, dict[str, float], int]:
         """Return the model, the metrics and the number of examples of a reply."""
+        if len(content.array_records) != 1:
+            raise WireError(f"{len(content.array_records)} ArrayRecords instead of 1")
         (arrays,) = content.array_records.values()
         if arrays.keys() != self._model.keys():
             raise WireError(f"arrays {shown(list(arrays))} instead of {shown(list(self._model))}")
@@ -175,6 +181,8 @@ class FedoptaxStrategy(FedAvg):
 
     def _read_metrics(self, content: RecordDict) -> tuple[dict[str, float], int]:
         """Return the metrics of a reply, all of them finite, and its number of examples."""
+        if len(content.metric_records) != 1:
+            raise WireError(f"{len(content.metric_records)} MetricRecords instead of 1")
         (metrics,) = content.metric_records.values()
         count = check_count(metrics, self.max_examples)
         values = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
@@ -214,10 +222,12 @@ def _sound(replies: Iterable[Message], read: Callable[[RecordDict], Any]) -> Ite
 
 def _read_array(name: str, array: Array, like: np.ndarray) -> np.ndarray:
     """Return an array of a reply, whose declaration and bytes must have the form of the model's and finite numbers."""
-    is_declared = (array.dtype, list(array.shape)) == (like.dtype.name, list(like.shape))
-    if not is_declared or ((value := array.numpy()).dtype, value.shape) != (like.dtype, like.shape):
-        said = f"declared as {shown(array.dtype)}{shown(list(array.shape))}"
-        raise WireError(f"array '{name}': must be {like.dtype.name}{list(like.shape)}, {said}")
+    wanted, form = f"{like.dtype.name}{list(like.shape)}", f"{array.dtype}{list(array.shape)}"
+    if form == wanted:
+        value = array.numpy()
+        form = f"{value.dtype.name}{list(value.shape)}"
+    if form != wanted:
+        raise WireError(f"array '{name}': {shown(form)} instead of {wanted}")
     return check_values(name, value)
 
 
