@@ -243,8 +243,8 @@ class NetworkRounds(Rounds):
     def _gather(self, done: int, sleep: Sleep) -> tuple[list[int], RoundReport]:
         num_clients, workers, coding = self.task.clients.num_clients, self._workers, self.plan.aggregate
         sampled = sample_cohort(self._key, done // self.plan.exchanges, num_clients, self.plan.cohort_size)
-        cohort, is_secure = [int(i) for i in sampled], isinstance(coding, SecureMean)
-        order = self._order(done, self._accepted, is_last=self._evaluation is None and not is_secure)
+        cohort, is_last = [int(i) for i in sampled], self._evaluation is None and not isinstance(coding, SecureMean)
+        order = self._order(done, self._accepted, is_last)
         message = jax.device_get(self._algorithm.broadcast(self.server))
         if not isinstance(coding, SecureMean):
             check = partial(check_reply, upload=self._upload, max_examples=self._most, decode=self._algorithm.decode)
