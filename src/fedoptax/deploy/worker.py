@@ -18,7 +18,6 @@ from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from pkgutil import resolve_name
-from subprocess import DEVNULL, Popen
 from typing import Any
 
 import psutil
@@ -123,14 +122,15 @@ def _address(node: int) -> str:
 def _connect(address: str) -> Connection:
     """Connect to the worker at an address, started if none listens there."""
     with FileLock(f"{address}.lock"):
-        worker, end = None, time.monotonic() + START
-        while time.monotonic() < end and (worker is None or worker.poll() is None):
+        pid, end = 0, time.monotonic() + START
+        while time.monotonic() < end and (not pid or os.waitpid(pid, os.WNOHANG) == (0, 0)):
             with suppress(FileNotFoundError, ConnectionRefusedError):
                 return Client(address, "AF_UNIX")
-            if worker is None:
+            if not pid:
                 command = [sys.executable, "-m", "fedoptax.deploy.worker", address, str(os.getppid())]
                 environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-                worker = Popen(command, stdin=DEVNULL, env=environment, start_new_session=True)
+                nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+                pid = os.posix_spawn(sys.executable, command, environment, file_actions=nothing, setsid=True)
             time.sleep(0.05)
     raise RuntimeError("the node's worker did not start; the reason is above in the node's log")
 
