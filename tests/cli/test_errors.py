@@ -20,10 +20,11 @@ WRONG = [
     (["run", "--preset", "none"], 2, "client_lr"), (["run", "--set", "client_lr"], 2, "--set"),
     (["run", "--cohort-size", "51"], 2, "--cohort-size must be <= 50"),
     (["run", "--local-epochs", "2", "--local-steps", "3"], 2, "--local-epochs"),
-    (["run", "--mesh", "99"], 2, "mesh"), (["run", "--checkpoint-every", "-1"], 2, "--checkpoint-every must"),
+    (["run", "--mesh", "99"], 2, "mesh"), (["compare", "--mesh", "99"], 2, "mesh"),
+    (["run", "--checkpoint-every", "-1"], 2, "--checkpoint-every must"),
     (["run", "--process", "1"], 2, "--process"), (["compare", "--algorithms", "fedavg,fedavg"], 2, "--algorithms"),
     (["compare", "--tune", "--budget", "0"], 2, "--budget"), (["compare", "--grid", "client_lr=1,2"], 2, "--grid"),
-    ([*TUNE, "--set", "client_lr=0.1"], 2, "client_lr"),
+    ([*TUNE, "--set", "client_lr=0.1"], 2, "client_lr"), ([*TUNE, "--select", "nonsense"], 2, "--select"),
     (["list", "models"], 2, "models"), (["report", "nowhere"], 2, "nowhere"),
     (["report", ".", "--target", "nan"], 2, "target"), (["resume", "nowhere"], 2, "nowhere"),
     (["frobnicate"], 2, "frobnicate"), (["rnu"], 2, "No such command 'rnu'. Did you mean 'run'?\n"),
@@ -36,6 +37,8 @@ WRONG = [
 def test_wrong_input_is_one_line_and_leaves_nothing(arguments, status, name, tmp_path, capsys):
     """With --overwrite: what is refused must not cost earlier results."""
     out = tmp_path / "result"
+    out.mkdir()
+    (out / "config.json").write_text("{}")
     writes = arguments[0] in ("run", "compare", "tune")
     given = [*arguments, "--out", out, "--overwrite"] if writes else arguments
     assert fedoptax(*given) == status
@@ -43,16 +46,9 @@ def test_wrong_input_is_one_line_and_leaves_nothing(arguments, status, name, tmp
     *notes, error = printed.err.splitlines(keepends=True)
     assert printed.out == "" and error.startswith("fedoptax: ")
     assert all(note.startswith(("loaded ", "weighting: ")) for note in notes)
-    assert name in error and not out.exists()
-
-
-def test_refused_options_keep_earlier_results(tmp_path):
-    config = tmp_path / "a" / "config.json"
-    config.parent.mkdir()
-    config.write_text("{}")
-    for arguments in (["run", "--cohort-size", "51"], ["compare", "--mesh", "99"], [*TUNE, "--select", "nonsense"]):
-        assert fedoptax(*arguments, "--out", "a", "--overwrite") == 2
-        assert config.read_text() == "{}"
+    assert name in error
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["config.json"]
+    assert (out / "config.json").read_text() == "{}"
 
 
 def test_folder_that_cannot_be_written_is_named(tmp_path, capsys):

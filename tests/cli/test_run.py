@@ -16,11 +16,7 @@ from fedoptax.cli.runs import errors_name
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.errors import Stopped
 from fedoptax.experiments.result import Interrupted, RunResult
-from fedoptax.storage.history import History
-
-
-def read_rows(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+from fedoptax.storage.history import History, read_rows
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import pytest
 
 from command_line import SMALL, fedoptax
 from fedoptax.report.searches import load_searches
+from fedoptax.storage.history import read_rows
 
 QUADRATIC = ["--task", "quadratic", "--num-clients", "8", "--cohort-size", "3", "--batch-size", "5", "--rounds", "4"]
 
@@ -34,8 +35,7 @@ def test_tune_ranks_points_and_resumes(tmp_path, capsys):
     assert "6 of 6 points" in page and page.count("data:image/svg+xml") >= 2
     (search,) = load_searches(out)
     for point in search.trials:  # what heat maps and profiles show
-        rows = [json.loads(line) for line in (point.folder / "history.jsonl").read_text().splitlines()]
-        assert point.score == pytest.approx(rows[-1]["train_loss"])
+        assert point.score == pytest.approx(read_rows(point.folder)[-1]["train_loss"])
     times = {p: p.stat().st_mtime_ns for p in out.glob("point-*/history.jsonl")}
     assert fedoptax("resume", out) == 0
     assert {p: p.stat().st_mtime_ns for p in out.glob("point-*/history.jsonl")} == times

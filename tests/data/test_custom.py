@@ -9,7 +9,6 @@ from PIL import Image
 
 from fedoptax.data.custom import from_arrays, load_file
 from fedoptax.data.datasets.source import Source, holdout
-from fedoptax.errors import UsageError
 from refusals import refused
 
 
@@ -178,27 +177,17 @@ BROKEN = {
     "an image too high up": (image("cat/1.png"), {}, "1.png"),
     "16 bits": (image("me/cat/1.png", "I;16"), {}, "1.png"),
     "no images": (lambda path: (path / "a").mkdir(), {}, "no training images"),
+    "a table's size of images": (table("f,label\n1,a\n"), {"image_size": 8}, "image_size"),
+    "a split of arrays": (npz(), {"split": "part"}, "split"),
+    "a column of images": (image("me/cat/1.png"), {"client": "me"}, "client"),
+    "images of no size": (image("me/cat/1.png"), {"image_size": 0}, "image_size"),
+    "a fraction beside a test part": (npz(x_test=np.ones((1, 3)), y_test=[0]), {"test_fraction": 0.5}, "fraction"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_broken_data_are_refused_with_their_place(tmp_path, case):
+def test_broken_data_and_options_that_do_not_apply_are_refused_by_their_place_or_name(tmp_path, case):
     make, options, words = BROKEN[case]
     make(tmp_path)
     (path,) = tmp_path.iterdir()
     refused(lambda: load_file(path, **options), words)
-
-
-@pytest.mark.parametrize(
-    ("make", "option"),
-    [
-        (table("f,label\n1,a\n"), {"image_size": 8}), (npz(), {"split": "part"}),
-        (image("me/cat/1.png"), {"client": "me"}), (image("me/cat/1.png"), {"image_size": 0}),
-        (npz(x_test=np.ones((1, 3)), y_test=[0]), {"test_fraction": 0.5}),
-    ],
-)  # fmt: skip
-def test_an_option_that_does_not_apply_is_named(tmp_path, make, option):
-    make(tmp_path)
-    (path,) = tmp_path.iterdir()
-    with pytest.raises(UsageError, match=next(iter(option)).removeprefix("test_")):
-        load_file(path, **option)

@@ -19,7 +19,7 @@ from fedoptax.deploy.keys import make_keys, write_keys
 from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.errors import UsageError
 from fedoptax.experiments.presets import find_preset
-from refusals import refused
+from refusals import refusals, refused
 
 
 def flat(table: dict[str, Any]) -> dict[str, Any]:
@@ -41,19 +41,18 @@ def test_a_deployment_comes_back_from_its_table():
     refused(lambda: to_table(deployment(hyperparameters={"client_lr": [0.1]})), "hyperparameters")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "name"),
-    [({"rounds": "5"}, "rounds"), ({"rounds": True}, "rounds"), ({"rounds.x": 1}, "rounds"),
-     ({"quorum": 0.0}, "quorum"), ({"quorum": 1.5}, "quorum"), ({"colour": 1}, "colour"), ({"mesh": 2}, "mesh"),
-     ({"task": "digits"}, "task"), ({"round-timeout": -1.0}, "round_timeout"),
-     ({"round-timeout": float("nan")}, "round_timeout"), ({"weighting": "a"}, "weighting"),
-     ({"max-examples": -1}, "max_examples"), ({"resume": 1}, "resume"),
-     ({"nodes.x": "SHA256:a"}, "nodes"), ({"nodes.0": "SHA256:a b", "nodes.1": "SHA256:a c"}, "nodes"),
-     ({"checkpoint-every": -1}, "checkpoint_every"), ({"out": 1}, "out")],
-)  # fmt: skip
-def test_a_wrong_setting_is_refused_by_name(wrong, name):
-    with pytest.raises(UsageError, match=name):
-        from_table(flat(to_table(deployment())) | wrong)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"rounds": "5"}, "rounds"), ({"rounds": True}, "rounds"), ({"rounds.x": 1}, "rounds"),
+    ({"quorum": 0.0}, "quorum"), ({"quorum": 1.5}, "quorum"), ({"colour": 1}, "colour"), ({"mesh": 2}, "mesh"),
+    ({"task": "digits"}, "task"), ({"round-timeout": -1.0}, "round_timeout"),
+    ({"round-timeout": float("nan")}, "round_timeout"), ({"weighting": "a"}, "weighting"),
+    ({"max-examples": -1}, "max_examples"), ({"resume": 1}, "resume"),
+    ({"nodes.x": "SHA256:a"}, "nodes"), ({"nodes.0": "SHA256:a b", "nodes.1": "SHA256:a c"}, "nodes"),
+    ({"checkpoint-every": -1}, "checkpoint_every"), ({"out": 1}, "out"),
+]  # fmt: skip
+test_a_wrong_setting_is_refused_by_name = refusals(
+    (lambda wrong=wrong: from_table(flat(to_table(deployment())) | wrong), name) for wrong, name in WRONG
+)
 
 
 def test_another_algorithm_in_the_table_does_not_take_the_rates_of_the_first():

@@ -1,7 +1,5 @@
 """What nodes say of themselves is text: HTML and scripts in their names and errors do nothing in a page."""
 
-from typing import Any
-
 import pytest
 
 from browser import Page, without_scripts
@@ -20,11 +18,8 @@ class Named(InMemory):
 
     text = "name"
 
-    def receive(self) -> list[Any]:
-        arrived = super().receive()
-        if len(self.orders) <= 2:
-            return arrived
-        return [reply._replace(reply=RawReply(b"", {}, self.text)) for reply in arrived]
+    def change(self, partition: int, reply: RawReply) -> RawReply:
+        return reply if len(self.orders) <= 2 else RawReply(b"", {}, self.text)
 
 
 @pytest.fixture(scope="module")

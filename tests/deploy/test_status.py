@@ -1,7 +1,6 @@
 """What an operator sees of a deployment: `fedoptax deploy status`, and the figure of a round's seconds."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -19,12 +18,8 @@ need_flower()
 class Failing(InMemory):
     """From the second round on the answer of partition 0 is an error."""
 
-    def receive(self) -> list[Any]:
-        is_first = len(self.orders) <= 2
-        return [
-            reply if is_first or reply.partition else reply._replace(reply=RawReply(b"", {}, "no disk"))
-            for reply in super().receive()
-        ]
+    def change(self, partition: int, reply: RawReply) -> RawReply:
+        return reply if partition or len(self.orders) <= 2 else RawReply(b"", {}, "no disk")
 
 
 def test_status_shows_nodes_phases_and_who_was_left_out_by_name(tmp_path, capsys):

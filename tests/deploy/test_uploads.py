@@ -35,10 +35,9 @@ class Lying(InMemory):
     def lie(self, honest: np.ndarray) -> np.ndarray:
         return np.full_like(honest, 1e30)
 
-    def receive(self) -> list[Any]:
-        return [a._replace(reply=self._falsify(a.reply)) if a.partition in self.liars else a for a in super().receive()]
-
-    def _falsify(self, reply: RawReply) -> RawReply:
+    def change(self, partition: int, reply: RawReply) -> RawReply:
+        if partition not in self.liars:
+            return reply
         floats = {name: a for name, a in arrays_of(reply.arrays).items() if a.dtype == np.float32}
         false = {name: self.lie(array) for name, array in floats.items()}
         return RawReply(replace_arrays(reply.arrays, **false), reply.numbers)

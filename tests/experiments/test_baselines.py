@@ -1,6 +1,5 @@
 """The baselines equal plain gradient descent, on each client's examples or on all, and resume as other runs do."""
 
-import json
 from pathlib import Path
 
 import jax
@@ -12,6 +11,7 @@ from command_line import fedoptax
 from fedoptax.algorithms.baselines import local
 from fedoptax.experiments.record import split_options
 from fedoptax.experiments.run import simulate
+from fedoptax.storage.history import read_rows
 
 LR, ROUNDS, CLIENTS = 0.1, 3, 4
 
@@ -80,9 +80,6 @@ def test_baselines_stand_in_the_table_and_resume(clean_home, monkeypatch, capsys
     for name in names[1:2]:  # centralized training resumes by the same code
         assert fedoptax("run", *small, "--algorithm", name, "--rounds", "2", "--out", name) == 0
         assert fedoptax("resume", name, "--rounds", "4") == 0, capsys.readouterr().err
-        rows, expected = (
-            [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-            for folder in (Path(name), Path("a") / name / "seed-0")
-        )
+        rows, expected = (read_rows(folder) for folder in (Path(name), Path("a") / name / "seed-0"))
         for row, other in zip(rows, expected, strict=True):
             assert row | {"seconds": 0} == other | {"seconds": 0}

@@ -16,6 +16,7 @@ import pytest
 from command_line import fedoptax
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_leader, join, run_on_all_or_fail
 from fedoptax.errors import RunError, UsageError
+from fedoptax.storage.history import read_rows
 from refusals import refused
 
 SMALL = ["--task", "digits", "--model", "logistic", "--num-clients", "8", "--cohort-size", "3"]
@@ -79,10 +80,6 @@ def assert_equal_to_rounding(one: Path, other: Path, rtol: float) -> None:
             np.testing.assert_allclose(a[name], b[name], rtol=rtol, atol=rtol / 10)
 
 
-def rows_of(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.long
 def test_two_processes_give_what_one_gives(tmp_path, start):
     pair = start(*RUN, "--rounds", "6", "--out", "a")
@@ -92,7 +89,7 @@ def test_two_processes_give_what_one_gives(tmp_path, start):
         assert status == 0, err
         assert out.endswith("results: a\n") if number == 0 else out == ""
     assert_equal_to_rounding(tmp_path / "a", tmp_path / "b", 1e-4)
-    for a, b in zip(rows_of(tmp_path / "a"), rows_of(tmp_path / "b"), strict=True):
+    for a, b in zip(read_rows(tmp_path / "a"), read_rows(tmp_path / "b"), strict=True):
         assert a.keys() == b.keys() and a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-4)
     assert json.loads((tmp_path / "a" / "config.json").read_text())["mesh"] == 2
 
@@ -111,7 +108,7 @@ def test_processes_own_states_stream_examples_and_go_on_in_another_number(tmp_pa
     assert fedoptax("resume", tmp_path / "a", "--rounds", 8) == 0
     assert fedoptax(*run, "--rounds", 8, "--out", tmp_path / "b") == 0
     assert_equal_to_rounding(tmp_path / "a", tmp_path / "b", 1e-4)
-    assert [row["round"] for row in rows_of(tmp_path / "a")] == list(range(1, 9))
+    assert [row["round"] for row in read_rows(tmp_path / "a")] == list(range(1, 9))
 
 
 @pytest.mark.long
@@ -127,10 +124,10 @@ def test_when_one_is_killed_the_other_ends_and_the_run_goes_on(killed, tmp_path,
     again = start("resume", "a", "--rounds", rounds)
     assert [again.end(number)[0] for number in (0, 1)] == [0, 0]
     assert fedoptax(*RUN, "--rounds", rounds, "--out", tmp_path / "b") == 0
-    assert [row["round"] for row in rows_of(tmp_path / "a")] == list(range(1, done + 41))
+    assert [row["round"] for row in read_rows(tmp_path / "a")] == list(range(1, done + 41))
     assert_equal_to_rounding(tmp_path / "a", tmp_path / "b", 1e-2)  # after many rounds
     assert fedoptax("resume", tmp_path / "a", "--rounds", done + 45) == 0  # one process can go on alone
-    assert len(rows_of(tmp_path / "a")) == done + 45
+    assert len(read_rows(tmp_path / "a")) == done + 45
 
 
 @pytest.mark.long
@@ -141,7 +138,7 @@ def test_ctrl_c_at_one_stops_both_after_the_same_round(asked, tmp_path, start):
     pair.processes[asked].send_signal(signal.SIGINT)
     ends = [pair.end(number, LIMIT) for number in (0, 1)]
     assert [status for status, _, _ in ends] == [130, 130]
-    done = len(rows_of(tmp_path / "a"))
+    done = len(read_rows(tmp_path / "a"))
     for _, out, err in ends:
         assert out == "" and f"stopped after round {done} of 1000000" in err and "resume a --distributed" in err
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["status"] == "interrupted"
