@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from laws_table import ROWS, own_code_quickly
+from laws_table import ROWS, kinds_quickly
 
 
 def step(carry: Any, batch: Any) -> tuple[Any, jax.Array]:
@@ -48,7 +48,7 @@ def test_nbytes_is_the_size_of_a_message():
     assert fx.nbytes(jax.eval_shape(lambda: jnp.ones((3, 4)))) == 48
 
 
-@pytest.mark.parametrize("name", [one for one in own_code_quickly if one.values[0] in {*fx.ALGORITHMS, "scaffold I"}])
+@pytest.mark.parametrize("name", [one for one in kinds_quickly if one.values[0] in {*fx.ALGORITHMS, "scaffold I"}])
 def test_gradients_per_step_are_those_computed(name):
     algorithm = ROWS[name]()
     calls = []

@@ -12,23 +12,18 @@ import laws_broken as broken
 import theory
 from fedoptax.experiments.presets import PRESETS
 from laws import LAWS, Factory
-from laws_table import CORE, OWN_CODE, ROWS, TABLE, VARIANTS, WRAPPED
+from laws_table import CORE, KINDS, ROWS, TABLE, WRAPPED
 
 ALL_ROWS = ROWS | WRAPPED
 NEEDS_ENGINE = {laws.padding_is_inert, laws.engines_agree, laws.interrupted_equals_whole, laws.bytes_are_what_is_sent}
-LONG = (
-    (TABLE, NEEDS_ENGINE),
-    ({*TABLE} - {*OWN_CODE}, LAWS),
-    (VARIANTS, LAWS),
-    (WRAPPED, LAWS),
-)
-"""Groups of rows, and the laws that they keep with the long tests only: each compiles its programs anew."""
 
 
 def marks(name: str, law: Any) -> list[Any]:
-    is_long = name not in CORE and any(name in rows and law in long for rows, long in LONG)
-    is_long = is_long or law is laws.engines_agree  # tests/engine/test_round.py has FAFED's in `make test`
-    return [pytest.mark.long] if is_long else []
+    """By default one algorithm of each kind, and the laws that compile programs anew for `CORE` alone."""
+    is_quick = name in CORE or (name in KINDS and law not in NEEDS_ENGINE)
+    if law is laws.engines_agree:  # tests/engine/test_round.py has FAFED's in `make test`
+        is_quick = False
+    return [] if is_quick else [pytest.mark.long]
 
 
 @pytest.mark.parametrize(

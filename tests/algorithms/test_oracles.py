@@ -224,19 +224,13 @@ add_all("mime", fx.mime, by_examples, PREVIOUS[2:3], weighting="examples", probl
 
 # ---------------------------------------------------------------- client optimizers whose state is averaged
 
-for client_state in ("reset", "average"):
+for state, decay in (("reset", 0.0), ("average", 0.0), ("server", 0.5)):
     add(
         "fedopt",
-        lambda client_state=client_state: fx.fedopt(optax.sgd(0.05, momentum=0.9), optax.sgd(0.8), client_state),
-        lambda p, client_state=client_state: shared_state.run_momentum(p, 0.05, 0.8, 0.9, client_state),
+        partial(fx.fedopt, optax.sgd(0.05, momentum=0.9), optax.sgd(0.8, momentum=decay or None), state),
+        lambda p, state=state, decay=decay: shared_state.run_momentum(p, 0.05, 0.8, 0.9, state, server_decay=decay),
         weighting="examples",
     )
-add(
-    "fedopt",
-    lambda: fx.fedopt(optax.sgd(0.05, momentum=0.9), optax.sgd(0.8, momentum=0.5), "server"),
-    lambda p: shared_state.run_momentum(p, 0.05, 0.8, 0.9, "server", server_decay=0.5),
-    weighting="examples",
-)
 ADAALTER: list[dict[str, Any]] = [
     {"lr": 0.2, "eps": 0.3, "b0": 0.5},
     {"lr": falling(0.1), "eps": 0.1, "b0": 0.1},

@@ -17,6 +17,7 @@ from fedoptax.wrappers.privacy import epsilon
 from refusals import refusals
 
 codecs = fx.codecs
+SIGNS = fx.with_compression(fx.fedavg(0.1), codecs.sign())
 
 
 def private(**changes: Any) -> fx.FedAlgorithm:
@@ -49,6 +50,11 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "fafed alpha above 1": (lambda: fx.fafed(0.1, alpha=1.1), "alpha"),
     "fedlion steps": (lambda: laws.eager_rounds(fx.fedlion(0.1, max_steps=2)), "max_steps"),
     "clipping max_norm": (lambda: fx.with_clipping(fx.fedavg(0.1), 0.0), "max_norm"),
+    "prox without the parameters": (
+        lambda: laws.eager_rounds(fx.with_prox(fx.fedavg(0.1)._replace(broadcast=lambda server: server.params), 0.1)),
+        "algorithm",
+    ),
+    "compression twice": (lambda: laws.eager_rounds(fx.with_compression(SIGNS, codecs.sign())), "algorithm"),
     "privacy clip": (lambda: private(clip=0.0), "clip"),
     "privacy delta of 1": (lambda: private(delta=1.0), "delta"),
     "privacy target_quantile": (lambda: private(target_quantile=1.5), "target_quantile"),

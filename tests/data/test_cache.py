@@ -1,7 +1,7 @@
 """Arrays on disk are complete or absent, and decoded data are decoded once for each content of the files."""
 
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -77,13 +77,8 @@ def test_a_file_is_decoded_once_until_it_changes(tmp_path, cache):
 
 def test_threads_may_decode_at_once(tmp_path):
     source = Source(tmp_path)
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(int(source.load()[0]))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [3] * 8
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: int(source.load()[0]), range(8))) == [3] * 8
 
 
 def test_a_federation_on_disk_equals_the_one_in_memory(tmp_path):

@@ -17,9 +17,6 @@ def pixels(seed, n, shape):
     return np.random.default_rng(seed).integers(0, 256, (n, *shape), np.uint8)
 
 
-# --- digits
-
-
 # --- MNIST
 
 

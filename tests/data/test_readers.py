@@ -216,6 +216,3 @@ def test_new_pixels_have_the_range_of_those_trained_on(white, dtype, cases):
             assert np.array_equal(as_examples(x, inputs, fields, ())["x"], x.astype(dtype))
         else:
             refused(lambda: as_examples(x, inputs, fields, ()), "'x'", words, str(x.dtype))  # noqa: B023
-
-
-# --- folders and files of images

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,18 +15,16 @@ from federations import (
     assert_params,
     deployment,
     expected_params,
-    keys_of,
     need_flower,
     network_lines,
     processes_of,
     wait_until,
+    write_network,
 )
 from fedoptax._files import read_json
 
 need_flower()
 
-from fedoptax.deploy.app import write_app  # noqa: E402
-from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
 from fedoptax.deploy.local import LocalFederation, free_ports  # noqa: E402
 from fedoptax.deploy.proxy import make_proxy  # noqa: E402
 
@@ -92,8 +89,7 @@ def test_killed_nodes_workers_servers_and_proxies_change_no_result(tmp_path: Pat
     out = tmp_path / "run"
     limits = {"quorum": 1.0, "round_timeout": 60.0, "wait_limit": 200.0}
     given = deployment("scaffold", rounds=ROUNDS, out=str(out), **limits)
-    write_keys(tmp_path / "keys", make_keys(3))
-    write_app(tmp_path / "app", replace(given, **keys_of(tmp_path / "keys")), "kills")
+    write_network(tmp_path, given, 3, "kills")
     with LocalFederation(tmp_path, 3, time_limit=3500) as federation:
         chaos = Chaos(federation, int.from_bytes(os.urandom(4)))
         print(chaos.due)  # shown if it fails

@@ -21,6 +21,7 @@ from federations import (
     processes_of,
     task_of,
     wait_until,
+    write_network,
 )
 from fedoptax._files import read_json
 from fedoptax.deploy.app import write_app
@@ -32,7 +33,6 @@ from fedoptax.storage.history import read_rows
 KINDS = ("fedadam", "fedlamb", "mime")  # without client states, with them, of two exchanges
 
 
-@pytest.mark.slow
 def test_a_round_over_the_network_is_the_simulation_and_leaves_no_process(tmp_path, capsys):
     out, simulated = tmp_path / "run", tmp_path / "simulated"
     task = ["--task", "digits", "--model", "logistic", "--nodes", 1, "--batch-size", 100]
@@ -147,10 +147,7 @@ def train(message: Message, context: Context) -> Message:
 def test_faulty_and_dying_nodes_are_left_out_and_the_rest_is_exact(tmp_path):
     out = tmp_path / "run"
     given = deployment("scaffold", cohort_size=3, rounds=6, quorum=0.3, round_timeout=60.0, out=str(out))
-    write_keys(tmp_path / "keys", make_keys(3))
-    write_app(tmp_path / "app", replace(given, **keys_of(tmp_path / "keys")), "faulty")
-    (tmp_path / "app" / "fedoptax_app" / "client.py").write_text(FAULTY.replace("SLEEP", "90"))
-    (tmp_path / "run.toml").write_text("resume = false\n")
+    (write_network(tmp_path, given, 3, "faulty") / "client.py").write_text(FAULTY.replace("SLEEP", "90"))
     (tmp_path / "resume.toml").write_text("resume = true\nrounds = 8\n")
     with LocalFederation(tmp_path, 3, time_limit=1100) as federation:
         was_killed = False
@@ -196,14 +193,12 @@ def test_asynchronous_rounds_use_the_late_answers_of_a_slow_node(tmp_path):
     out = tmp_path / "run"
     rates = {"client_lr": 0.5, "server_lr": 0.1}
     given = deployment("fedadam", hyperparameters=rates, rounds=12, asynchronous=3, out=str(out))
-    write_keys(tmp_path / "keys", make_keys(3))
-    write_app(tmp_path / "app", replace(given, **keys_of(tmp_path / "keys")), "slow")
     client = "import time\n\nfrom fedoptax.deploy import client, flower\n\ntrain = client.Client.train\n"
     client += (
         "client.Client.train = lambda self, *given: (time.sleep(3 * (self.partition == 2)), train(self, *given))[1]\n"
     )
-    (tmp_path / "app" / "fedoptax_app" / "client.py").write_text(client + "app = flower.client_app()\n")
-    (tmp_path / "run.toml").write_text("resume = false\n")
+    package = write_network(tmp_path, given, 3, "slow")
+    (package / "client.py").write_text(client + "app = flower.client_app()\n")
     with LocalFederation(tmp_path, 3, time_limit=600) as federation:
         federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
     wait_until(lambda: processes_of(tmp_path) == {}, 10, "the end of the worker that was still training")

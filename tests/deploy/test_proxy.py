@@ -7,14 +7,12 @@ import ssl
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from federations import deployment, keys_of, processes_of, wait_until
+from federations import deployment, processes_of, wait_until, write_network
 from fedoptax._files import read_json
-from fedoptax.deploy.app import write_app
 from fedoptax.deploy.keys import make_keys, write_keys
 from fedoptax.deploy.local import LocalFederation
 from fedoptax.deploy.proxy import METHODS
@@ -47,12 +45,10 @@ def ask(work: Path, port: int, path: str, method: str = "POST") -> int:
 
 def test_address_and_ca_let_nobody_register_run_or_stop(tmp_path):
     marker, home = tmp_path / "marker", tmp_path / "fresh-home"
-    write_keys(tmp_path / "keys", make_keys(1))
     write_keys(tmp_path / "own", make_keys(1))
     given = deployment("fedadam", task=TASK, rounds=1, cohort_size=1, wait_limit=60.0, out=str(tmp_path / "run"))
-    write_app(tmp_path / "app", replace(given, **keys_of(tmp_path / "keys")), "altered")
-    (tmp_path / "app" / "fedoptax_app" / "client_app.py").write_text(CLIENT.format(marker=str(marker)))
-    (tmp_path / "run.toml").write_text("resume = false\n")
+    package = write_network(tmp_path, given, 1, "altered")
+    (package / "client_app.py").write_text(CLIENT.format(marker=str(marker)))
     with (
         LocalFederation(tmp_path, 1, time_limit=400) as federation,
         proxy(tmp_path, federation.port) as port,

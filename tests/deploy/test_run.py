@@ -249,7 +249,6 @@ def test_a_full_disk_loses_the_current_round_alone(tmp_path, monkeypatch, writte
     assert rounds_in(out) == ([1, 2, 3], [1, 2, 3])
 
 
-@pytest.mark.slow
 def test_a_resumed_deployment_equals_an_uninterrupted_one(tmp_path):
     run_in_memory(small_deployment(tmp_path / "whole" / "run", "scaffold", rounds=4))
     part = tmp_path / "part" / "run"
@@ -274,7 +273,6 @@ def test_a_sigterm_ends_a_round_that_waits_and_leaves_a_summary(tmp_path):
     assert (summary["status"], summary["rounds_done"]) == ("interrupted", 1)
 
 
-@pytest.mark.slow
 def test_going_back_to_a_checkpoint_repeats_what_came_after_it(tmp_path):
     out, given = tmp_path / "run", small_deployment(tmp_path / "run", "scaffold")
     run_in_memory(given)

@@ -18,21 +18,19 @@ from federations import (
     arrays_of,
     assert_params,
     deployment,
-    keys_of,
     network_lines,
     processes_of,
     replace_arrays,
+    run_in_memory,
     wait_until,
+    write_network,
 )  # fmt: skip
 from fedoptax._files import read_json
 from fedoptax.algorithm import Cohort
-from fedoptax.deploy.app import write_app
 from fedoptax.deploy.client import Client, Order
 from fedoptax.deploy.config import Deployment, build_task
-from fedoptax.deploy.keys import make_keys, write_keys
 from fedoptax.deploy.local import LocalFederation
 from fedoptax.deploy.rounds import Arrived, Limits
-from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.secure import answer, decode_numbers, encode_numbers, encode_upload, threshold
 from fedoptax.deploy.server import RawReply
 from fedoptax.deploy.wire import WireError, pack
@@ -116,11 +114,6 @@ class Nodes(InMemory):
         return RawReply(pack(sent), numbers)
 
 
-def go(given: Deployment, network: Nodes, lines: list[str] | None = None) -> None:
-    task = task_with(int(given.task["num_clients"]))
-    run_deployment(given, task, network, (lines if lines is not None else []).append)
-
-
 def replayed(given: Deployment, codes: Codes, accepted: Sequence[Sequence[int]]) -> Any:
     """The parameters after rounds whose server just adds up the fixed-point numbers of those who were accepted."""
     task, algorithm, coding = task_with(int(given.task["num_clients"])), given.build_algorithm(), SecureMean(RANGE)
@@ -145,7 +138,7 @@ def test_masked_uploads_give_the_sum_bit_for_bit_and_the_simulation(tmp_path: Pa
     if algorithm == "fedlion":
         given = replace(given, hyperparameters={"lr": 0.01})
     nodes = Nodes(given, tmp_path / "nodes")
-    go(given, nodes)
+    run_in_memory(given, nodes)
     lines = network_lines(tmp_path / "run")
     assert all(line["accepted"] == line["cohort"] and line["faults"] == [] for line in lines)
     assert_bits(tmp_path / "run", replayed(given, nodes.codes, [line["accepted"] for line in lines]))
@@ -163,7 +156,7 @@ def test_masked_uploads_give_the_sum_bit_for_bit_and_the_simulation(tmp_path: Pa
 def test_the_dead_cost_their_own_uploads_alone_and_the_server_gets_nothing_but_masks(tmp_path: Path) -> None:
     given = secured(tmp_path / "run", "fedavg", clients=6, rounds=1)
     nodes = Nodes(given, tmp_path / "nodes", dead=[("upload", 1), ("unmask", 4)])
-    go(given, nodes)
+    run_in_memory(given, nodes)
     (line,) = network_lines(tmp_path / "run")
     assert line["accepted"] == [0, 2, 3, 4, 5]
     reasons = {fault["partition"]: fault["reason"] for fault in line["faults"]}
@@ -186,10 +179,10 @@ def test_too_few_nodes_lose_the_round_with_one_line_and_resuming_goes_on(tmp_pat
     with pytest.raises(
         RunError, match=f"secure aggregation, {stage}: no quorum: 2 valid replies of .*3 are needed"
     ) as e:
-        go(given, Nodes(given, tmp_path / "nodes", dead=[(stage, 0), (stage, 1)]))
+        run_in_memory(given, Nodes(given, tmp_path / "nodes", dead=[(stage, 0), (stage, 1)]))
     assert "\n" not in str(e.value)
     nodes = Nodes(given, tmp_path / "nodes")
-    go(replace(given, resume=True), nodes)
+    run_in_memory(replace(given, resume=True), nodes)
     assert_bits(tmp_path / "run", replayed(given, nodes.codes, [[0, 1, 2, 3]]))
 
 
@@ -216,9 +209,9 @@ def test_a_node_that_sends_nonsense_is_left_out_or_not_needed(tmp_path: Path, st
     nodes.lie = lambda array: rng.integers(1, 256, array.shape, np.uint8) if stage != "unmask" else np.zeros_like(array)
     if stage == "shares":  # nobody has a share of its seed
         with pytest.raises(RunError, match="shares are inconsistent"):
-            go(given, nodes)
+            run_in_memory(given, nodes)
         return
-    go(given, nodes)
+    run_in_memory(given, nodes)
     (line,) = network_lines(tmp_path / "run")
     assert line["accepted"] == ([1, 2, 3] if stage == "keys" else [0, 1, 2, 3])
     assert_bits(tmp_path / "run", replayed(given, nodes.codes, [line["accepted"]]))
@@ -233,14 +226,14 @@ def test_a_sum_that_no_honest_nodes_make_is_not_kept(tmp_path: Path, number: int
     nodes = Lying(given, tmp_path / "nodes")
     nodes.round, nodes.lie = round, lambda masked: masked + np.uint32(number)
     with pytest.raises(RunError, match=f"honest nodes cannot produce this sum.*{reason}"):
-        go(given, nodes)
+        run_in_memory(given, nodes)
     assert [line["round"] for line in network_lines(tmp_path / "run")] == list(range(1, round + 1))
 
 
 def test_a_node_opens_one_set_of_shares_per_round_and_sends_one_upload(tmp_path: Path) -> None:
     given = secured(tmp_path / "run", "fedavg", clients=4, rounds=1)
     nodes = Nodes(given, tmp_path / "nodes")
-    go(given, nodes)
+    run_in_memory(given, nodes)
     of_stage = {asked["stage"]: asked for i, asked in nodes.asked if i == 0}
     assert nodes.answer(0, of_stage["unmask"]) == nodes.sent["unmask", 0]  # asked again, as after a message was lost
     wrong = [
@@ -277,7 +270,7 @@ def test_a_round_begins_with_the_keys_of_the_last_or_with_new_ones_where_a_node_
                 return RawReply(b"", {}, str(error))
 
     nodes, lines = Forgetful(given, tmp_path / "nodes"), list[str]()
-    go(given, nodes, lines)
+    run_in_memory(given, nodes, lines)
     stages = [[asked["stage"] for i, asked in nodes.asked if i == 1 and asked["round"] == r] for r in range(3)]
     usual = ["keys", "shares", "upload", "unmask"]
     assert stages == [usual, usual[1:], ["shares", *usual]]
@@ -349,11 +342,8 @@ def test_over_a_network_nodes_that_are_killed_between_stages_cost_their_own_uplo
     out, codes = tmp_path / "run", tmp_path / "codes"
     codes.mkdir()
     given = secured(out, "scaffold", rounds=1, round_timeout=150.0, wait_limit=200.0)
-    write_keys(tmp_path / "keys", make_keys(5))
-    write_app(tmp_path / "app", replace(given, **keys_of(tmp_path / "keys")), "mortal")
-    app = tmp_path / "app" / "fedoptax_app" / "client_app.py"
-    app.write_text(MORTAL.replace("FOLDER", repr(str(codes))))
-    (tmp_path / "run.toml").write_text("resume = false\n")
+    package = write_network(tmp_path, given, 5, "mortal")
+    (package / "client_app.py").write_text(MORTAL.replace("FOLDER", repr(str(codes))))
     (tmp_path / "more.toml").write_text("resume = true\nrounds = 3\n")
     with LocalFederation(tmp_path, 5, time_limit=1100) as federation:
         federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)

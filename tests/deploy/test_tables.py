@@ -12,7 +12,7 @@ import pytest
 
 import fedoptax as fx
 from command_line import fedoptax, parse
-from federations import need_flower
+from federations import InMemory, need_flower
 from fedoptax._files import read_json
 from fedoptax.data.describe import infer_file
 from files import patients
@@ -35,21 +35,15 @@ IDENTITY = {"experiment": "0" * 32, "session": 1}
 TRAINING = "--model linear --algorithm fedavg --set client_lr=0.1 --set server_lr=1 --rounds 3 --batch-size 20"
 
 
-class Nodes:
-    """Nodes that answer requests for statistics at once; see `rounds.Network`."""
+class Nodes(InMemory):
+    """Nodes that answer requests for statistics at once."""
 
     def __init__(self, deployment, files):
         self._deployment, self._files, self._due = deployment, files, []
         self._memory, self.names = [{} for _ in files], {i: f"node-{i}" for i in range(len(files))}
 
-    def begin(self, arrays, order, kind="train", at_work=()):
-        self._order = order
-
     def connected(self):
-        return self.names
-
-    def absent(self, partition):
-        raise AssertionError("all are there")
+        return set(self.names)
 
     def send(self, partitions):
         for i in partitions:
@@ -65,10 +59,6 @@ class Nodes:
                 reply = RawReply(b"", {}, str(error))
             self._due.append(Arrived(i, reply))
         return partitions
-
-    def receive(self):
-        due, self._due = self._due, []
-        return due
 
 
 @pytest.fixture

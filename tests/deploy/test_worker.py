@@ -89,26 +89,17 @@ def test_a_killed_worker_and_another_run_cost_a_new_worker(ask):
 
 
 @pytest.mark.long
-def test_an_error_comes_out_as_itself_and_the_worker_stays(ask):
+def test_an_error_comes_out_as_itself_and_a_message_nobody_waits_for_any_more_holds_up_no_other(ask):
     first, *_ = ask("a")
     with pytest.raises(ValueError, match="no such column: age") as error:
         ask("fail")
     assert "node_app.py" in str(error.value.__notes__)
     assert ask("b")[0] == first
-
-
-@pytest.mark.long
-def test_a_message_nobody_waits_for_any_more_holds_up_no_other(ask):
-    first, *_ = ask("a")
     with pytest.raises(TimeoutError, match="no answer within 1 s"):
         ask("hang", ttl=1.0)
-    assert ask("b")[0] != first
-
-
-@pytest.mark.long
-def test_a_worker_ends_after_the_last_message(ask):
-    first, *_ = ask("last")
-    wait_until(lambda: has_ended(first), 20, "the worker ended")
+    assert ask("c")[0] != first
+    last, *_ = ask("last")
+    wait_until(lambda: has_ended(last), 20, "the worker ended")
 
 
 @pytest.mark.long

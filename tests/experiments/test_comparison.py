@@ -1,8 +1,6 @@
 """Comparisons in Python: every algorithm over every seed, continued where they stopped."""
 
-import os
 import shutil
-import signal
 from typing import Any
 
 import pytest
@@ -10,7 +8,6 @@ import pytest
 import fedoptax as fx
 from fedoptax._files import read_json, write_json
 from fedoptax.experiments.comparison import Comparison
-from fedoptax.experiments.result import Interrupted
 from fedoptax.experiments.tuning import Search, SearchResult
 from refusals import refused
 
@@ -33,8 +30,9 @@ def test_rates_are_searched_first_and_every_algorithm_runs_over_every_seed(tmp_p
     assert found["client_lr"] == 0.03
     compiled = [read_json(tmp_path / "a" / "fedavg" / f"seed-{i}" / "summary.json")["compile_seconds"] for i in (0, 1)]
     assert compiled[0] > 0 == compiled[1]  # once for all seeds
+    algorithm = fx.fedavg(**found)
     for seed, history in enumerate(compared.histories["fedavg"]):
-        alone = fx.run(TASK, fx.fedavg(**found), seed=seed, **SMALL)
+        alone = fx.run(TASK, algorithm, seed=seed, **SMALL)
         assert history.column("train_loss") == pytest.approx(alone.history.column("train_loss"))
     before = (tmp_path / "a" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns
     shutil.rmtree(tmp_path / "a" / "fedavg" / "seed-1")
@@ -46,39 +44,21 @@ def test_rates_are_searched_first_and_every_algorithm_runs_over_every_seed(tmp_p
 
 
 def test_functions_and_objects_are_compared_with_one_weighting_and_searched_rates(tmp_path):
-    def mine(client_lr: float) -> fx.FedAlgorithm:
-        return fx.scaffold(client_lr)
+    def mine(client_lr: float, server_lr: float) -> fx.FedAlgorithm:
+        return fx.fedavg(client_lr, server_lr)
 
-    compared = fx.compare(
-        TASK, [mine, "scaffold"], tmp_path / "a", seeds=1, budget=3, eval_last=2, eval_every=9, **SMALL
-    )
+    compared = fx.compare(TASK, [mine], tmp_path / "a", seeds=1, budget=3, eval_last=2, eval_every=9, **SMALL)
     assert len(SearchResult.read(tmp_path / "a" / "tuning" / "mine").trials) == 3
-    assert {"server_lr", "client_lr"} == set(compared.comparison.tunings["scaffold"].grid)
+    assert {"server_lr", "client_lr"} == set(compared.comparison.tunings["mine"].grid)
     history = compared.histories["mine"][0]
     assert [row["round"] for row in history if row["test_excess"] is not None] == [2, 3]
-    algorithms = {"a": fx.scaffold(0.01), "b": fx.scaffold, "fedavg": "fedavg"}
-    given = {"b": {"client_lr": 0.01}, "fedavg": {"client_lr": 0.01}}
+    algorithms, given = {"a": fx.scaffold(0.01), "b": fx.scaffold}, {"b": {"client_lr": 0.01}}
     compared = fx.compare(TASK, algorithms, tmp_path / "b", seeds=1, hyperparameters=given, **SMALL)
     assert losses(compared)["a"] == losses(compared)["b"]
     config = read_json(tmp_path / "b" / "a" / "seed-0" / "config.json")
     assert (config["weighting"], config["paper_weighting"]) == ("examples", "uniform")
     paper = fx.compare(TASK, ["scaffold"], tmp_path / "c", seeds=1, weighting="paper", **SMALL)
     assert read_json(paper.folder / "scaffold" / "seed-0" / "config.json")["weighting"] == "uniform"
-
-
-def test_a_signal_stops_it_and_a_further_call_goes_on(tmp_path):
-    whole = fx.compare(TASK, ["fedavg"], tmp_path / "whole", seeds=3, **SMALL)
-
-    class Sender:
-        def start(self, run: Any) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-        def rows(self, rows: Any) -> None: ...
-        def end(self, summary: Any) -> None: ...
-
-    with pytest.raises(Interrupted):
-        fx.compare(TASK, ["fedavg"], tmp_path / "part", seeds=3, trackers=[Sender()], **SMALL)
-    assert losses(fx.compare(TASK, ["fedavg"], tmp_path / "part", seeds=3, **SMALL)) == losses(whole)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Presets: the papers' published numbers, and that every algorithm trains with what is kept for a task."""
 
 import math
-from typing import Any
 
 import pytest
 
@@ -77,10 +76,6 @@ def test_the_papers_grids_fit(task, name):
     assert task == "wikitext-2" or values[0] <= rates["client_lr"] <= values[-1]
 
 
-def preset(*names: str) -> dict[str, Any]:
-    return find_preset(*names)[0]
-
-
 def test_unknown_presets_are_refused_by_name():
     assert find_setting("digits", "tuned") is None
     refused(lambda: find_setting("digits", "paper"), "preset")
@@ -89,7 +84,7 @@ def test_unknown_presets_are_refused_by_name():
 
 @pytest.mark.parametrize("task", TASKS)
 def test_presets_build(task):
-    named = [name for name in ALGORITHMS if preset(task, name)]
+    named = [name for name in ALGORITHMS if find_preset(task, name)[0]]
     assert len(named) >= 5  # AFO's five methods at least
     models = [key.partition(":")[2] for key in PRESETS if key.startswith(f"{task}:")]
     assert set(models) <= set(fx.tasks.recipe_of(task).models)

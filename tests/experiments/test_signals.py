@@ -70,3 +70,6 @@ def test_a_signal_while_a_run_ends_stops_what_would_follow(tmp_path, monkeypatch
         fx.compare(task, ["fedavg"], tmp_path / "compared", seeds=2, progress=False, **options)
     places = [tmp_path / "compared" / "fedavg" / f"seed-{seed}" for seed in (0, 1)]
     assert is_finished(places[0]) and not places[1].exists()
+    monkeypatch.undo()
+    fx.compare(task, ["fedavg"], tmp_path / "compared", seeds=2, progress=False, **options)
+    assert is_finished(places[1])

@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,17 @@ def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> None:
         time.sleep(0.3)
 
 
+def write_network(work: Path, given: Deployment, nodes: int, name: str) -> Path:
+    """Write keys, an app and the settings of its first run into a folder; return the app's package."""
+    from fedoptax.deploy.app import write_app
+    from fedoptax.deploy.keys import make_keys, write_keys
+
+    write_keys(work / "keys", make_keys(nodes))
+    write_app(work / "app", replace(given, **keys_of(work / "keys")), name)
+    (work / "run.toml").write_text("resume = false\n")
+    return work / "app" / "fedoptax_app"
+
+
 def arrays_of(message: bytes) -> dict[str, np.ndarray]:
     """The arrays of a packed message, by name."""
     line, _, rest = message.partition(b"\n")
@@ -199,7 +211,7 @@ def run_in_memory(given: Deployment, network: Any = None, lines: list[str] | Non
     from fedoptax.deploy.run import run_deployment  # needs Flower
 
     network = network or InMemory(given, Path(given.out).with_name("nodes"))
-    run_deployment(given, task_of(), network, (lines if lines is not None else []).append)
+    run_deployment(given, network.clients[0].task, network, (lines if lines is not None else []).append)
 
 
 def rounds_in(out: Path) -> tuple[list[int], list[int]]:

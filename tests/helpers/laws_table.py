@@ -114,9 +114,9 @@ WRAPPED: dict[str, Factory] = {
     ),
 }
 ROWS = TABLE | VARIANTS
-OWN_CODE = ("fedavg", "scaffold", "fedlamb", "stem", "fafed", "naive_adaptive", "mime", "local_adaalter", "delta_sgd")
-"""Algorithms that are not another row's code with other constants."""
-own_code_quickly = [pytest.param(name, marks=[] if name in OWN_CODE else pytest.mark.long) for name in ROWS]
-"""All rows; with the quick tests those of `OWN_CODE`."""
+KINDS = ("fedavg", "scaffold", "fedlamb", "fafed", "mime", "delta_sgd")
+"""One algorithm of each kind: Δ alone, control variates, layers, two gradients a step, two exchanges, its own rate."""
+kinds_quickly = [pytest.param(name, marks=[] if name in KINDS else pytest.mark.long) for name in ROWS]
+"""All rows; with the quick tests those of `KINDS`."""
 CORE = ("fafed",)
 """The row that keeps every law in `make test`, for its clients have states and two gradients a step."""

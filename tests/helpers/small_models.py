@@ -44,6 +44,17 @@ def outputs_and_gradients(function, *args):
     return jax.jit(evaluate)(*args)
 
 
+def gradients(function):
+    """The gradients of a function of two arguments, of the sum of the sines of its outputs."""
+    return jax.grad(lambda *args: jnp.sum(jnp.sin(function(*args))), (0, 1))
+
+
+def gradients_of_gradients(function):
+    """The gradients of the sum of the cosines of its gradients."""
+    first = gradients(function)
+    return jax.grad(lambda *args: sum(jnp.sum(jnp.cos(g)) for g in jax.tree.leaves(first(*args))), (0, 1))
+
+
 def assert_close_by_size(ours, expected, tolerance):
     """Within `tolerance` of the largest number of each array."""
     for a, b in zip(ours, expected, strict=True):

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from fedoptax.models.layers import conv
-from small_models import assert_close_by_size, normal
+from small_models import assert_close_by_size, gradients, gradients_of_gradients, normal
 
 SHAPES = [
     # x (n, h, w, in), kernel (h, w, in, out), strides, padding
@@ -26,14 +26,6 @@ def by_lax(x, kernel, strides=(1, 1), padding="VALID"):
     return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
-def gradients(f):
-    return jax.grad(lambda x, kernel: jnp.sum(jnp.sin(f(x, kernel))), (0, 1))
-
-
-def second(f):
-    return jax.grad(lambda x, kernel: sum(jnp.sum(jnp.cos(g)) for g in gradients(f)(x, kernel)), (0, 1))
-
-
 DERIVATIVES = {
     "gradients": lambda f, x, k: jax.vmap(gradients(f))(x, k),
     "kernel shared": lambda f, x, k: jax.vmap(gradients(f), (0, None))(x, k[0]),
@@ -41,7 +33,7 @@ DERIVATIVES = {
     "one client": lambda f, x, k: gradients(f)(x[0], k[0]),
     "all pairs": lambda f, x, k: jax.vmap(jax.vmap(gradients(f), (0, None)), (None, 0))(x, k),
     "pairs of clients": lambda f, x, k: jax.vmap(jax.vmap(gradients(f)))(x[None], k[None]),
-    "of gradients": lambda f, x, k: jax.vmap(second(f))(x, k),
+    "of gradients": lambda f, x, k: jax.vmap(gradients_of_gradients(f))(x, k),
     "forward": lambda f, x, k: jax.vmap(lambda x, k: jax.jvp(f, (x, k), (x, k)))(x, k),
     "forward of gradients": lambda f, x, k: jax.vmap(lambda x, k: jax.jvp(gradients(f), (x, k), (k.sum() * x, k)))(
         x, k

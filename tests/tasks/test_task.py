@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.engine.evaluation import primary_metric
 from fedoptax.errors import UsageError
 from fedoptax.experiments.result import DivergedError
 from fedoptax.tasks.task import masked_mean, padded_loss
@@ -51,14 +50,6 @@ def test_a_loss_that_reads_the_mask_is_called_with_it(way):
     assert shapes[-1] == ((1,) if way == "none" else (3,))
 
 
-def test_attributes_out_of_range_are_named():
-    task = small_task()
-    for changes in ({"clip_norm": -1.0}, {"clip_norm": 0.0}, {"eval_batch": 0}, {"eval_batch": 2.5}):
-        with pytest.raises(UsageError, match=next(iter(changes))):
-            dataclasses.replace(task, **changes)
-    refused(lambda: primary_metric(dataclasses.replace(task, primary_metric="pairs")), "primary_metric")
-
-
 MASK = jnp.asarray([True, True, False])
 WRONG_LOSSES: dict[str, tuple[Any, str]] = {
     "a loss per example": (lambda p, b, key: -log_probabilities(p, b), r"float32\[4\]"),
@@ -89,6 +80,9 @@ WRONG_TASKS: dict[str, tuple[dict[str, Any], str]] = {
     "keys of two kinds": ({"init": lambda key: {1: jnp.zeros(2), "a": jnp.zeros(2)}}, "init"),
     "arguments": ({"loss": lambda params, batch: 0.0}, r"loss.*\(params, batch, key\)"),
     "a number of classes": ({"classes": 3}, "classes"),
+    "another metric": ({"primary_metric": "pairs"}, "primary_metric"),
+    **{f"a norm of {norm}": ({"clip_norm": norm}, "clip_norm") for norm in (-1.0, 0.0)},
+    **{f"{size} examples at once": ({"eval_batch": size}, "eval_batch") for size in (0, 2.5)},
     "text for a truth value": ({"higher_is_better": "no"}, "higher_is_better"),
     **{
         f"{which}, {clip}": (

@@ -13,8 +13,6 @@ from fedoptax.engine.evaluation import evaluate_clients
 from fedoptax.tasks import TASKS
 from files import cifar_batch, real_data, write_cifar, write_tff
 
-pytestmark = pytest.mark.slow
-
 # By task: the folder of its files, options of the task and of the run, an algorithm.
 REAL: dict[str, dict[str, Any]] = {
     "digits": {"algorithm": fx.fedadam(0.1, 0.1)},

@@ -133,9 +133,3 @@ def test_places_outside_an_array_are_ignored():
     codec = codecs.topk(0.2)
     sent = {"values": leaf([1.0, 2.0]), "places": jnp.asarray([1000, 3], jnp.int32)}
     assert list(map(float, codec.decode(sent, 10))) == [0, 0, 0, 2, 0, 0, 0, 0, 0, 0]
-
-
-def test_an_algorithm_is_compressed_once():
-    twice = fx.with_compression(fx.with_compression(sender(), codecs.qsgd()), codecs.qsgd())
-    with pytest.raises(fx.UsageError, match=r"^algorithm"):
-        jax.eval_shape(lambda own: update(twice, twice.init(own), (), own), jnp.ones(40))

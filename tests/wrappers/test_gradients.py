@@ -2,14 +2,12 @@
 
 import jax.numpy as jnp
 import optax
-import pytest
 
 from fedoptax import tree
 from fedoptax.algorithms import with_prox
 from fedoptax.algorithms.fedopt import fedavg
-from fedoptax.errors import UsageError
 from fedoptax.wrappers import with_clipping
-from small_rounds import ALL, close, every, federate, model, quadratic, scalars
+from small_rounds import ALL, close, every, federate, model
 
 
 @every
@@ -38,10 +36,3 @@ def test_clipping_by_hand():
     zero = tree.zeros_like(grads)
     upload, _, _ = alg.client_update(lambda p, b: (jnp.float32(0), zero), alg.broadcast(alg.init(params)), (), [0])
     close(upload.delta, zero)
-
-
-def test_prox_needs_the_received_parameters():
-    alg = fedavg(0.1)
-    bare = with_prox(alg._replace(broadcast=lambda server: server.params), 0.1)
-    with pytest.raises(UsageError, match=r"^algorithm"):
-        bare.client_update(quadratic, bare.broadcast(bare.init(scalars(1.0))), (), [(1.0, 0.0)])

@@ -11,7 +11,7 @@ import fedoptax as fx
 from fedoptax.models import resnet9
 from fedoptax.tree import leaf_names
 from laws import batches, grad_fn, start
-from laws_table import ROWS, own_code_quickly
+from laws_table import ROWS, kinds_quickly
 from refusals import refused
 from small import small_task
 
@@ -44,7 +44,7 @@ def test_it_is_fedbn_and_fedper(personal):
     np.testing.assert_array_equal(algorithm.params(server)["layer"][personal], x["layer"][personal])
 
 
-@pytest.mark.parametrize("name", own_code_quickly)
+@pytest.mark.parametrize("name", kinds_quickly)
 def test_nothing_personal_is_sent_and_the_rest_has_its_form(name):
     inner = ROWS[name]()
     if inner.decode is not None:
