@@ -19,6 +19,7 @@ from fedoptax.engine.schedule import client_speeds
 from refusals import refusals, refused
 from small import LINE_SIZES as SIZES
 from small import batch_maker, line
+from small_rounds import close
 
 EVERYTHING = fx.Faults(dropout=0.2, deadline=2.6, speed_spread=0.6)
 OPTIONS: dict[str, Any] = {"cohort_size": 6, "batch_size": 4, "seed": 4, "weighting": "examples"}
@@ -46,10 +47,6 @@ def sends_nan(made: fx.FedAlgorithm, limit: float) -> fx.FedAlgorithm:
         return jax.tree.map(lambda a: jnp.where(loss > limit, jnp.nan, a), upload), client, loss
 
     return made._replace(client_update=client_update)
-
-
-def assert_close(a: Any, b: Any, rtol: float = 1e-5) -> None:
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=rtol, atol=1e-6), a, b)
 
 
 # --- who fails ---
@@ -115,8 +112,8 @@ def test_a_round_with_faults_is_a_round_of_the_clients_that_count():
         for i, state in zip(counting, new):
             states[i] = state
     assert rejected > 0
-    assert_close(result.params, base.params(server))
-    assert_close(result.clients.tree, jnp.stack(states))
+    close(result.params, base.params(server))
+    close(result.clients.tree, jnp.stack(states))
 
 
 @pytest.mark.parametrize(

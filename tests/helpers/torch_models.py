@@ -59,12 +59,6 @@ def net(problem: Problem, dtype: str) -> Net:
     return module
 
 
-def assert_close(got: Any, want: Any, rtol: float, atol: float) -> None:
-    """The leaves of two trees are close."""
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
-
-
 def rounds(algorithm: fx.FedAlgorithm, grad_fn: Any, problem: Problem, dtype: str) -> tuple[list[Any], ...]:
     """Eager rounds of the problem on NumPy's arrays, see `eager_rounds`."""
 

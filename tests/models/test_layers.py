@@ -1,7 +1,6 @@
 """Convolution, pooling, dense layers and group normalization give the usual numbers and gradients."""
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +13,7 @@ from fedoptax.models import functional, winograd
 from fedoptax.models.layers import FEW, Conv, GroupNorm, conv, conv_and_pool, max_pool, product
 from refusals import refusals
 from small_models import KEY, assert_close_by_size, gradients, gradients_of_gradients, normal, outputs_and_gradients
-
-
-def assert_all_close(ours: Any, expected: Any, rtol: float, atol: float) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), ours, expected)
-
+from small_rounds import close
 
 WINOGRAD = [
     # x (n, h, w, in), out, padding, dtype: tiles of 4 x 4, of 2 x 2, parts of tiles
@@ -91,7 +86,7 @@ def test_max_pool_gives_the_numbers_of_lax(shape, size, stride, padding):
         return lax.reduce_window(x, -jnp.inf, lax.max, (1, size, size, 1), (1, step, step, 1), padding)
 
     ours = outputs_and_gradients(lambda x: max_pool(x, size, stride, padding), x)
-    assert_all_close(ours, outputs_and_gradients(window, x), rtol=1e-6, atol=1e-6)
+    close(ours, outputs_and_gradients(window, x), rtol=1e-6, atol=1e-6)
 
 
 def test_max_pool_shares_the_gradient_of_ties():
@@ -115,7 +110,7 @@ def test_pooled_convolution_gives_the_numbers_of_both_in_turn(x_shape, k_shape, 
         x, kernel = normal(0, x_shape, jnp.float64), normal(1, k_shape, jnp.float64)
         expected = outputs_and_gradients(lambda x, k: max_pool(conv(x, k, padding=padding), 2), x, kernel)
         ours = outputs_and_gradients(lambda x, k: conv_and_pool(x, k, padding), x, kernel)
-    assert_all_close(ours, expected, rtol=1e-11, atol=1e-12)
+    close(ours, expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +130,7 @@ def test_product_has_derivatives_of_every_order_and_mode(derive):
         x, kernel = normal(0, (4, 6), jnp.float64), normal(1, (6, 3), jnp.float64)
         energies = (lambda x, k, by=by: jnp.sum(jnp.sin(by(x, k)) ** 2) for by in (product, jnp.matmul))
         ours, expected = (jax.jit(partial(derive, energy))(x, kernel) for energy in energies)
-        assert_all_close(ours, expected, rtol=1e-11, atol=1e-12)
+        close(ours, expected, rtol=1e-11, atol=1e-12)
 
 
 FEATURES, GROUPS = 6, 3
@@ -151,7 +146,7 @@ def test_group_norm_has_the_gradients_of_flax():
         weights = {name: normal(seed, (FEATURES,), jnp.float64) for seed, name in enumerate(("scale", "bias"), start=1)}
         args = weights, normal(0, (2, 3, 4, FEATURES), jnp.float64)
         ours, expected = (jax.jit(partial(by_order, model.apply))(*args) for model in (group_norm(), theirs))
-    assert_all_close(ours, expected, rtol=1e-9, atol=1e-9)
+    close(ours, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_group_norm_keeps_the_variance_beside_a_large_mean():

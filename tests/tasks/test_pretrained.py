@@ -156,9 +156,12 @@ def test_the_program_holds_the_base_once_for_all_clients(folder, tmp_path, monke
     assert base < memory.argument_size_in_bytes < 1.5 * base
 
 
-def test_whole_models_and_ffa_lora_and_options(folder):
-    whole = load(folder, lora=None)
-    assert fx.run(whole, fx.fedavg(0.1), **RUN).status == "completed"
+@pytest.mark.long
+def test_a_whole_model_is_trained(folder):
+    assert fx.run(load(folder, lora=None), fx.fedavg(0.1), **RUN).status == "completed"
+
+
+def test_ffa_lora_and_options(folder):
     task = load(folder, freeze_a=1, lora_targets="*_proj", lora_alpha=2.0, lora_dropout=0.1, compute_dtype="bfloat16")
     result = fx.run(task, fx.fedavg(0.5), **RUN)
     assert {part for pair in result.params.values() for part in pair} == {"b"} and len(result.params) == 7

@@ -8,7 +8,8 @@ import fedoptax as fx
 import fedoptax.torch as ft
 from oracles.compare import grad_fn
 from oracles.problem import make
-from torch_models import assert_close, cross_entropy, net, rounds
+from small_rounds import close
+from torch_models import cross_entropy, net, rounds
 
 PROBLEM = make()
 ETA, ALPHA = fx.fafed_schedule(rho=0.1, h=0.5, w=2.0, c=5.0)
@@ -25,7 +26,7 @@ def assert_same(got, want, tolerance):
     for a, b in zip(got[0], want[0]):
         for leaf in b:
             np.testing.assert_allclose(a[leaf], b[leaf], rtol=0, atol=tolerance * np.max(np.abs(b[leaf])))
-    assert_close(got[1], want[1], rtol=max(tolerance, 1e-6), atol=0)
+    close(got[1], want[1], rtol=max(tolerance, 1e-6), atol=0)
     states = [state.algorithm if isinstance(state, ft.ModuleState) else state for state in got[2]]
     assert jax.tree.structure(states) == jax.tree.structure(list(want[2]))
     for a, b in zip(jax.tree.leaves(states), jax.tree.leaves(want[2])):

@@ -12,7 +12,8 @@ from fedoptax.wrappers.uploads import upload_form
 from oracles.compare import grad_fn
 from oracles.problem import make
 from small import ragged_clients, small_task
-from torch_models import Net, NormNet, assert_close, cross_entropy, net, rounds, torch, torch_task
+from small_rounds import close
+from torch_models import Net, NormNet, cross_entropy, net, rounds, torch, torch_task
 
 PROBLEM = make()
 
@@ -45,7 +46,7 @@ def test_a_loop_of_sgd_equals_the_algorithms_clients(algorithm):
         want = rounds(algorithm, grad_fn, PROBLEM, "float64")
         looped = ft.with_loop(algorithm, net(PROBLEM, "float64"), sgd, {"client_lr": 0.1})
         got = rounds(in_one(looped), None, PROBLEM, "float64")
-        assert_close(got[0], want[0], rtol=1e-9, atol=1e-10)
+        close(got[0], want[0], rtol=1e-9, atol=1e-10)
 
 
 def test_wrappers_and_any_optimizer_go_with_a_loop():
@@ -150,9 +151,9 @@ def test_a_run_calls_the_loop_with_each_clients_examples_once_a_round(tmp_path):
     assert whole.history[-1]["train_loss"] < whole.history[0]["train_loss"]
     fx.run(task, looped(module, Loop()), out=tmp_path / "a", **(OPTIONS | {"rounds": 1}))
     resumed = fx.run(task, looped(module, Loop()), resume_from=tmp_path / "a", **OPTIONS)
-    assert_close(resumed.params, whole.params, rtol=0, atol=0)
+    close(resumed.params, whole.params, rtol=0, atol=0)
     at_once = fx.run(task, looped(module, Loop()), client_loop="vmap", **OPTIONS)
-    assert_close(at_once.params, whole.params, rtol=1e-5, atol=1e-6)
+    close(at_once.params, whole.params, rtol=1e-5, atol=1e-6)
 
 
 def test_running_statistics_of_a_loop_stay_with_their_client():

@@ -11,7 +11,8 @@ import fedoptax.torch as ft
 from oracles.compare import grad_fn
 from oracles.problem import make
 from refusals import refusals
-from torch_models import assert_close, cross_entropy, net, torch
+from small_rounds import close
+from torch_models import cross_entropy, net, torch
 
 PROBLEM = make()
 BATCHES = [{"x": torch.tensor(b["x"]).float(), "y": torch.tensor(b["y"])} for b in PROBLEM.batches(0, 3)]
@@ -69,7 +70,7 @@ def test_three_clients_compute_what_the_algorithm_does(name):
             for optimizer in optimizers:
                 optimizer.synchronize(uploads)
             for module in modules:
-                assert_close(ft.params_from_module(module), algorithm.params(server), rtol=1e-9, atol=1e-11)
+                close(ft.params_from_module(module), algorithm.params(server), rtol=1e-9, atol=1e-11)
         moved = jax.tree.map(lambda a, b: float(np.max(np.abs(a - b))), algorithm.params(server), params)
         assert max(jax.tree.leaves(moved)) > 1e-2
 

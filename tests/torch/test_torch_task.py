@@ -9,7 +9,8 @@ import fedoptax.torch as ft
 from fedoptax.deploy.client import Client
 from fedoptax.engine.batches import LocalWork
 from small import small_task
-from torch_models import Net, NormNet, assert_close, cross_entropy, torch, torch_task
+from small_rounds import close
+from torch_models import Net, NormNet, cross_entropy, torch, torch_task
 
 OPTIONS = {"rounds": 5, "cohort_size": 3, "batch_size": 4, "local_epochs": 2, "seed": 1}
 
@@ -18,7 +19,7 @@ OPTIONS = {"rounds": 5, "cohort_size": 3, "batch_size": 4, "local_epochs": 2, "s
 def test_a_compiled_run_equals_that_of_the_jax_twin(client_loop):
     want = fx.run(small_task(), fx.fafed(0.02, rho=0.1), client_loop=client_loop, **OPTIONS)
     got = fx.run(torch_task(), fx.fafed(0.02, rho=0.1), client_loop=client_loop, **OPTIONS)
-    assert_close(got.params, want.params, rtol=1e-4, atol=1e-5)
+    close(got.params, want.params, rtol=1e-4, atol=1e-5)
     for a, b in zip(got.history, want.history, strict=True):
         assert a["test_nll"] == pytest.approx(b["test_nll"], rel=1e-4)
         assert (a["bytes_up"], a["bytes_down"]) == (b["bytes_up"], b["bytes_down"])
@@ -44,7 +45,7 @@ def test_all_kinds_of_a_deployments_clients_are_one(algorithm):
         for k, client in enumerate(clients):
             upload, states[k], loss, size = client.train(algorithm.broadcast(server), states[k], round)
             uploads.append((upload, loss, size))
-        assert_close(uploads[1:], [uploads[0]] * 2, rtol=1e-3, atol=1e-4)
+        close(uploads[1:], [uploads[0]] * 2, rtol=1e-3, atol=1e-4)
         mean = jax.tree.map(jnp.asarray, uploads[round][0])
         server = algorithm.server_update(server, mean, fx.Cohort(1, 7))
 
