@@ -191,6 +191,7 @@ def _check_upload(upload: Tree, nonnegative: Sequence[str], must_know_all: bool)
     for path, leaf in tree_leaves_with_path(upload):
         if not uploads.is_floating(leaf):
             raise UsageError(f"algorithm must only upload floating-point numbers, got {leaf.dtype} at {keystr(path)}")
+    for path, _ in tree_leaves_with_path(upload):  # only now: no setting helps where whole numbers are sent
         field = uploads.field_of(path)
         is_known = field is None or field in uploads.VECTORS or uploads.is_nonnegative(path, nonnegative)
         if must_know_all and not is_known:
