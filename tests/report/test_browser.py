@@ -18,7 +18,6 @@ const chart = document.getElementById("chart");
 const isMean = (line) => line.style.strokeWidth === "2px";
 const paths = () => [...chart.querySelectorAll(".scatterlayer .js-line")].filter(isMean);
 const lines = () => paths().map((line) => line.getAttribute("d"));
-const legend = [...document.querySelectorAll("#legend button")];
 const before = lines();
 note("lines", before.length);
 Plotly.Fx.hover(chart, { xval: 10 }, ["xy"]);
@@ -39,12 +38,20 @@ for (const option of [...axes.slice(1), ...document.querySelectorAll("#metric op
   option.parentElement.dispatchEvent(new Event("change"));
   if (lines().some((line) => /NaN|Infinity|undefined/.test(line))) note("broken", option.textContent);
 }
-legend[0].click();
-note("hidden", lines().length);
-legend[1].dispatchEvent(new MouseEvent("dblclick"));
-note("alone", lines().length);
-document.getElementById("show-all").click();
-note("all", lines().length);
+const press = (place, times) => {
+  const events = Array(times).fill(["mousedown", "mouseup"]).flat();
+  for (const event of events) chart.querySelectorAll(".legendtoggle")[place].dispatchEvent(new MouseEvent(event));
+  return new Promise((done) => setTimeout(done, 700));
+};
+press(0, 1).then(() => {
+  note("hidden", lines().length);
+  document.getElementById("spread")?.click();
+  note("still", lines().length);
+  return press(1, 2);
+}).then(() => {
+  note("alone", lines().length);
+  return press(1, 2);
+}).then(() => note("all", lines().length));
 note("table", document.querySelectorAll("#values tbody tr").length);
 note("buttons", [...chart.querySelectorAll("button")].map((button) => button.getAttribute("aria-label")).join());
 const head = document.querySelectorAll("#final thead button")[1];
@@ -70,7 +77,8 @@ def test_every_control_works_and_the_console_is_silent(tmp_path):
     found, console = open_and_use(page, tmp_path / "profile", USE)
     assert console == []
     expected = {
-        "lines": "3", "hover": "3", "sorted": "true", "changed": "true", "hidden": "2", "alone": "1", "all": "3",
+        "lines": "3", "hover": "3", "sorted": "true", "changed": "true", "hidden": "2", "still": "2",
+        "alone": "1", "all": "3",
         "axes": "rounds,MB sent,wall time", "table": "3", "ascending": "true", "descending": "true",
         "buttons": "Zoom in,Zoom out,Reset axes,Download plot as a PNG",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-// The curves with their controls, legend and table.
+// The curves with their controls and table.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const isNumber = (value) => typeof value === "number";
@@ -7,7 +7,7 @@ const color = (name) => getComputedStyle(document.documentElement).getPropertyVa
 // Plotly reads some tags and entities in a text as markup: a name from a run must not be read so.
 const plain = (text) => text.replace(/[&<>]/g, (sign) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[sign]);
 
-const state = { metric: DATA.metrics[0], axis: DATA.axes[0], log: false, spread: true, seeds: false, hidden: new Set() };
+const state = { metric: DATA.metrics[0], axis: DATA.axes[0], log: false, spread: true, seeds: false };
 
 function band(curve, x, style) {
   const places = [...curve.mean.keys()];
@@ -36,7 +36,7 @@ function tracesOf(curve) {
     x: marked.map((i) => x[i]), y: marked.map((i) => curve.mean[i]), mode: "markers", hoverinfo: "skip",
     marker: { color: style, symbol: group.marker, size: 8, line: { color: color("paper"), width: 1 } },
   }, {
-    x, y: curve.mean, customdata: curve.std, name: plain(group.label), mode: "lines",
+    x, y: curve.mean, customdata: curve.std, name: plain(group.label), mode: "lines", showlegend: true,
     line: { color: style, width: 2, dash: group.dash },
     hovertemplate: hasSpread ? "%{y:.4~g} ± %{customdata:.2~g}" : "%{y:.4~g}",
   });
@@ -45,7 +45,9 @@ function tracesOf(curve) {
     const marker = { symbol: "x-thin", size: 11, line: { color: style, width: 2.5 } };
     traces.push({ x: [x[end]], y: [curve.mean[end]], mode: "markers", marker, hoverinfo: "skip" });
   }
-  return traces;
+  const legendgroup = String(curve.group); // hidden as a whole, and still hidden when it is drawn again
+  const visible = byId("chart").data?.find((old) => old.legendgroup === legendgroup)?.visible ?? true;
+  return traces.map((trace) => ({ legendgroup, legendrank: curve.group, showlegend: false, visible, ...trace }));
 }
 
 // Diverged runs do not set the value axis while there are others.
@@ -64,8 +66,9 @@ function axis(title, more) {
 
 function drawCurves() {
   const { metric } = state, none = "rgba(0,0,0,0)", chart = byId("chart");
+  const isWide = chart.clientWidth >= 700 && DATA.groups.every((group) => group.label.length <= 34);
   const isDashed = (curve) => DATA.groups[curve.group].dash !== "solid"; // drawn last: gaps show what is below
-  const curves = metric.curves.filter((curve) => !state.hidden.has(curve.group)).sort((a, b) => isDashed(a) - isDashed(b));
+  const curves = [...metric.curves].sort((a, b) => isDashed(a) - isDashed(b));
   const layout = {
     xaxis: axis(state.axis.title, { showgrid: false, automargin: false, tickangle: 0, unifiedhovertitle: { text: state.axis.hover } }),
     yaxis: axis(metric.label + (state.log ? " (log scale)" : ""), {
@@ -75,25 +78,15 @@ function drawCurves() {
     hoverlabel: { bgcolor: color("paper"), bordercolor: color("rule"), font: { color: color("ink") }, namelength: 40 },
     font: { family: getComputedStyle(document.body).fontFamily, color: color("soft"), size: 12 },
     modebar: { bgcolor: none, color: color("soft"), activecolor: color("ink") },
-    paper_bgcolor: none, plot_bgcolor: none, showlegend: false, margin: { l: 46, r: 8, t: 10, b: 52 },
+    paper_bgcolor: none, plot_bgcolor: none, margin: { l: 46, r: 8, t: 10, b: 52 },
+    legend: { uirevision: false, ...(isWide ? { y: 0.94 } : { orientation: "h" }) },
     height: Math.min(620, Math.max(430, 26 * DATA.groups.length + 60)),
     uirevision: [metric.name, state.axis.name, state.log].join(), // the reader's zoom stays while these do
   };
   const modeBarButtons = [["zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]];
   Plotly.react(chart, curves.flatMap(tracesOf), layout, { responsive: true, displaylogo: false, modeBarButtons });
   chart.setAttribute("aria-label", `${metric.label} of ${curves.length} algorithms; the table below has the values`);
-  fillLegend();
   fillValues();
-}
-
-function fillLegend() {
-  document.querySelectorAll("#legend button").forEach((button, place) => {
-    const curve = state.metric.curves.find((other) => other.group === place);
-    button.setAttribute("aria-pressed", String(!state.hidden.has(place)));
-    const last = format(curve?.mean.findLast(isNumber));
-    button.querySelector(".last").textContent = DATA.groups[place].diverged ? "diverged" : last;
-  });
-  byId("show-all").hidden = state.hidden.size === 0;
 }
 
 // The values of the curves at about ten rounds.
@@ -124,14 +117,4 @@ function connectControls() {
   for (const name of ["log", "spread", "seeds"]) {
     byId(name)?.addEventListener("change", (event) => set(name, event.target.checked));
   }
-  byId("show-all").addEventListener("click", () => set("hidden", new Set()));
-  const places = DATA.groups.map((_, place) => place);
-  document.querySelectorAll("#legend button").forEach((button, place) => {
-    button.addEventListener("click", () => {
-      const hidden = new Set(state.hidden);
-      if (!hidden.delete(place)) hidden.add(place);
-      set("hidden", hidden);
-    });
-    button.addEventListener("dblclick", () => set("hidden", new Set(places.filter((other) => other !== place))));
-  });
 }
