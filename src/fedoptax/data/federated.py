@@ -51,16 +51,6 @@ class FederatedData:
         order = np.concatenate([np.empty(0, np.int64), *rows])
         return cls({name: array[order] for name, array in fields.items()}, np.cumsum([0, *map(len, rows)]))
 
-    @classmethod
-    def from_groups(cls, examples: dict[str, np.ndarray], groups: ArrayLike) -> FederatedData:
-        """Take a central data set whose rows lie client after client, by the client of each, (n,); nothing is copied.
-
-        NaN and infinity are a `DataError`.
-        """
-        ids = np.asarray(groups)
-        starts = np.flatnonzero(ids[1:] != ids[:-1]) + 1
-        return cls(examples, np.concatenate([[0], starts, [len(ids)]]))
-
     @staticmethod
     def write(folder: str | Path, clients: Iterable[Mapping[str, Any]]) -> None:
         """Write clients, as in `from_clients`, to a folder, for a federation larger than memory; see `open`.

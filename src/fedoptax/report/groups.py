@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flax.traverse_util import flatten_dict
+
 from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.report.load import Run
 from fedoptax.report.words import describe_faults, format_count, format_setting, join_words
@@ -87,13 +89,11 @@ def title_of(groups: Sequence[Group]) -> str:
     return f"{who} on {where}"
 
 
-def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to one level with dotted names."""
-    flat: dict[str, Any] = {}
-    for name in (name for name in value if f"{prefix}{name}" not in NOT_SETTINGS):
-        item = describe_faults(value[name]) if f"{prefix}{name}" == "faults" else value[name]
-        flat |= flatten(item, f"{prefix}{name}.") if isinstance(item, dict) else {f"{prefix}{name}": item}
-    return flat
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten the settings in a config to one level with dotted names."""
+    faults = {"faults": describe_faults(config["faults"])} if "faults" in config else {}
+    flat = flatten_dict({**config, **faults}, sep=".")
+    return {name: item for name, item in flat.items() if not {name, name.partition(".")[0]} & NOT_SETTINGS}
 
 
 def _labels(settings: Sequence[Mapping[str, str]]) -> list[str]:

@@ -310,16 +310,15 @@ def to_latex(table: pd.DataFrame) -> str:
 
 
 def to_markdown(table: pd.DataFrame) -> str:
-    """Write the final table as a GitHub Markdown table, with columns aligned in the source too."""
-    columns = []
-    for column in shown_columns(table):
-        texts = [" ".join(text.split()) for text in (column.header, *map(column.text, table_rows(table)))]
-        cells = [escape(text.replace("\\", "\\\\").replace("|", "\\|"), quote=False) for text in texts]
-        width = max(3, *map(len, cells))
-        head, *rest = [cell.ljust(width) if column.is_text else cell.rjust(width) for cell in cells]
-        rule = "-" * (width - 1)
-        columns.append([head, f":{rule}" if column.is_text else f"{rule}:", *rest])
-    return "".join(f"| {' | '.join(line)} |\n" for line in zip(*columns, strict=True))
+    """Write the final table as a GitHub Markdown table."""
+
+    def write(text: str) -> str:
+        return escape(" ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|"), quote=False)
+
+    columns = shown_columns(table)
+    rows = [[column.header for column in columns], [":--" if column.is_text else "--:" for column in columns]]
+    rows += [[column.text(row) for column in columns] for row in table_rows(table)]
+    return "".join(f"| {' | '.join(map(write, row))} |\n" for row in rows)
 
 
 def to_csv(table: pd.DataFrame) -> str:

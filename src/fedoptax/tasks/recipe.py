@@ -267,7 +267,8 @@ def _divide_by_groups(source: Source, partition: str, num_clients: int | None) -
     if num_clients is not None and num_clients > len(ids):
         raise UsageError(f"num_clients must be <= {len(ids)}, the number of {partition}, got {num_clients}")
     end = np.searchsorted(groups, ids[-1], side="right")
-    clients = FederatedData.from_groups({field: array[:end] for field, array in train.items()}, groups[:end])
+    starts = np.flatnonzero(groups[1:end] != groups[: end - 1]) + 1
+    clients = FederatedData({field: array[:end] for field, array in train.items()}, np.array([0, *starts, end]))
     named = {"client_names": tuple(map(str, ids))} if partition == "clients" else {}
     if test_groups is None or not len(test_groups):
         return {"clients": clients, "test": test if len(test["y"]) else None, **named}

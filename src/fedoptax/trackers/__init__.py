@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from flax.traverse_util import flatten_dict
+
 from fedoptax.errors import check_choice, import_extra, shorten
 
 Row = Mapping[str, Any]
@@ -59,15 +61,10 @@ def numbers_of(row: Row) -> dict[str, float]:
     return {name: float(value) for name, value in row.items() if name != "round" and isinstance(value, int | float)}
 
 
-def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str | int | float | bool]:
+def flatten_config(config: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
     """Return the settings of a run by dotted names, without what describes clients one by one."""
-    flat: dict[str, str | int | float | bool] = {}
-    for name, value in config.items():
-        if isinstance(value, str | int | float):
-            flat[f"{prefix}{name}"] = value
-        elif isinstance(value, Mapping) and name != "partition":
-            flat |= flatten_config(value, f"{prefix}{name}.")
-    return flat
+    flat = flatten_dict({name: value for name, value in config.items() if name != "partition"}, sep=".")
+    return {name: value for name, value in flat.items() if isinstance(value, str | int | float)}
 
 
 def title_of(config: Mapping[str, Any]) -> str:
