@@ -13,7 +13,7 @@ import pytest
 import fedoptax as fx
 from command_line import fedoptax, parse
 from federations import InMemory, need_flower
-from fedoptax._files import read_json
+from fedoptax._files import read_arrays, read_json
 from fedoptax.data.describe import infer_file
 from files import patients
 from refusals import refused
@@ -149,7 +149,7 @@ def test_four_nodes_give_the_parameters_and_metrics_of_the_simulation(tables, tm
     assert fedoptax(*shlex.split(command)) == 0
     task = f"--task file:{whole} --schema {schema} --cohort-size 4"
     assert fedoptax(*shlex.split(f"run {task} {TRAINING} {more} --out runs/simulated")) == 0
-    there, here = (np.load(Path("runs", name, "params.npz")) for name in ("network", "simulated"))
+    there, here = (read_arrays(Path("runs", name, "params.npz")) for name in ("network", "simulated"))
     for name in here:
         np.testing.assert_allclose(there[name], here[name], atol=1e-5)
     final = [read_json(Path("runs", name, "summary.json"))["final"] for name in ("network", "simulated")]

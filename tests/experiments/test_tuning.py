@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
+from fedoptax._files import read_arrays
 from fedoptax.experiments.tuning import AllDiverged, Execution, Rule, Search, SearchResult, Trial, rule_for, run_search
 from fedoptax.storage import folder as storage
 from fedoptax.storage.history import read_lines
@@ -30,7 +31,7 @@ def test_a_point_equals_the_run_of_its_values(tmp_path):
     for one in tuned.trials[1:2]:
         alone = fx.run(TASK, fx.fedadam(**one.values), **SMALL)
         assert one.score == pytest.approx(alone.history[-1]["train_loss"], rel=1e-4)  # the last tenth of 4 rounds is 1
-        params = np.load(one.folder / "params.npz")
+        params = read_arrays(one.folder / "params.npz")
         for name, leaf in storage.named_leaves(alone.params).items():
             np.testing.assert_allclose(params[name], leaf, rtol=0, atol=1e-4)
     scores = [one.score for one in tuned.trials]

@@ -17,7 +17,7 @@ import pytest
 
 import fedoptax as fx
 from command_line import fedoptax
-from fedoptax._files import read_json
+from fedoptax._files import read_arrays, read_json
 from fedoptax.experiments import workers
 from fedoptax.experiments.workers import Job, Processes, open_executor, run_jobs
 from fedoptax.storage.folder import is_finished
@@ -33,7 +33,8 @@ COMPARE = ["compare", "--task", "digits", "--model", "logistic", "--num-clients"
 
 def params(folder: Path) -> dict[str, np.ndarray]:
     return {
-        str(path.relative_to(folder)): next(iter(np.load(path).values())) for path in sorted(folder.rglob("params.npz"))
+        str(path.relative_to(folder)): next(iter(read_arrays(path).values()))
+        for path in sorted(folder.rglob("params.npz"))
     }
 
 

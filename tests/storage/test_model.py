@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 
 import fedoptax as fx
 from command_line import fedoptax
+from fedoptax._files import read_arrays
 from fedoptax.data.inputs import as_examples
 from fedoptax.storage.folder import read_params
 from fedoptax.storage.model import model_of
@@ -67,7 +68,7 @@ def test_predict_reads_and_writes_files(hospitals, capsys):
     frame.to_csv(folder / "new.csv", index=False)
     frame.to_parquet(folder / "new.parquet")
     np.savez(folder / "new.npz", x=frame[["year", "weight", "dose"]].to_numpy())
-    readers: dict[str, Callable[[Path], Any]] = {"csv": pd.read_csv, "parquet": pd.read_parquet, "npz": np.load}
+    readers: dict[str, Callable[[Path], Any]] = {"csv": pd.read_csv, "parquet": pd.read_parquet, "npz": read_arrays}
     for ending, read in readers.items():
         out = folder / f"out.{ending}"
         assert fedoptax("predict", folder / "run", "--input", folder / f"new.{ending}", "--out", out, "--top", 2) == 0
@@ -104,7 +105,7 @@ def test_exports_are_read_by_their_libraries(hospitals):
     for name in ("m.npz", "m.safetensors", "m.stablehlo"):
         assert fedoptax("export", folder / "run", "--out", folder / name) == 0
     kernel = np.asarray(jax.tree.leaves(result.params)[1])
-    for stored in (np.load(folder / "m.npz"), load_file(folder / "m.safetensors")):
+    for stored in (read_arrays(folder / "m.npz"), load_file(folder / "m.safetensors")):
         assert list(stored) == list(result.model.params)
         np.testing.assert_array_equal(list(stored.values())[1], kernel)
     program = export.deserialize(bytearray((folder / "m.stablehlo").read_bytes()))
