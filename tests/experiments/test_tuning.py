@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax._files import read_arrays
+from fedoptax._files import read_arrays, read_json, write_json
 from fedoptax.experiments.tuning import AllDiverged, Execution, Rule, Search, SearchResult, Trial, rule_for, run_search
 from fedoptax.storage import folder as storage
 from fedoptax.storage.history import read_lines
@@ -130,8 +130,8 @@ def test_aggregator_and_faults_are_part_of_a_search(tmp_path):
     options: dict[str, Any] = SMALL | {"faults": faults, "rounds": np.int64(4), "cohort_size": np.int64(3)}
     median = fx.tune(TASK, "fedavg", grid, tmp_path, aggregate=fx.Median(), **options)
     described = SMALL | {"weighting": "examples", "aggregate": "median", "faults": asdict(faults)}
-    assert storage.read_json(tmp_path / "tune.json")["options"] == described
-    assert storage.read_json(tmp_path / "point-001" / "config.json")["aggregate"] == "median"
+    assert read_json(tmp_path / "tune.json")["options"] == described
+    assert read_json(tmp_path / "point-001" / "config.json")["aggregate"] == "median"
     with pytest.raises(fx.RunError, match="belongs to another search"):
         fx.tune(TASK, "fedavg", grid, tmp_path, aggregate=fx.TrimmedMean(0.4), faults=faults, **SMALL)
     again = fx.tune(TASK, "fedavg", grid, tmp_path, aggregate="median", faults=faults, **SMALL)
@@ -143,7 +143,7 @@ def test_a_search_zooms_over_rates_and_weighting_and_goes_on_where_it_stopped(tm
     options: dict[str, Any] = SMALL | {"fixed": {"server_lr": 1.0}, "trials": 9}
     whole = fx.tune(SYNTHETIC, "fedavg", {"weighting": ["examples", "uniform"]}, tmp_path / "a", **options)
     assert whole.search.search == "zoom" and len(whole.trials) == 9 and len(whole.explored["client_lr"]) > 2
-    configs = [storage.read_json(one.folder / "config.json") for one in whole.trials]
+    configs = [read_json(one.folder / "config.json") for one in whole.trials]
     assert [config["weighting"] for config in configs] == [one.values["weighting"] for one in whole.trials]
     assert all("weighting" not in config["algorithm"]["hyperparameters"] for config in configs)
     shutil.rmtree(tmp_path / "a" / "point-009")
@@ -161,7 +161,7 @@ def test_optuna_finds_the_better_end_and_goes_on_where_it_stopped(tmp_path):
     assert len(set(rates)) == 12 and all(1e-4 <= rate <= 0.3 for rate in rates)
     assert whole.best.values["client_lr"] > 0.03
     fx.tune(TASK, "fedavg", grid, tmp_path / "part", trials=5, **options)
-    spec = storage.read_json(tmp_path / "part" / "tune.json")
-    storage.write_json(tmp_path / "part" / "tune.json", spec | {"trials": 12})
+    spec = read_json(tmp_path / "part" / "tune.json")
+    write_json(tmp_path / "part" / "tune.json", spec | {"trials": 12})
     again = fx.tune(TASK, "fedavg", grid, tmp_path / "part", trials=12, **options)
     assert [one.values for one in again.trials] == [one.values for one in whole.trials]
