@@ -113,8 +113,8 @@ def write_job(folder: Path, job: Job, status: str, facts: dict[str, str]) -> Non
 def collect_histories(committed: Path, work: Path) -> Any:
     """Return one table of the committed histories and those in the work folder, which replace the former.
 
-    A row is a round, as in `histories.read_run`, whose `run` is a path below the first folder of the job's name;
-    `job`, `command`, `status` and facts of the machine repeat.
+    A row is a round, as in `histories.read_run`; `run` is the job's name without its first part, and `job`, `command`,
+    `status` and facts of the machine repeat.
     """
     import pandas as pd  # after the wheels that a machine lacks are there
 

@@ -1,6 +1,6 @@
 """The work that is timed: synthetic examples of fixed shapes, the same as the peers get, and its floating-point work.
 
-In mlp, cnn, tiny, lstm and resnet18 (AFO's, whose stages keep their resolution) all clients take part in every round,
+In mlp, cnn, tiny, lstm and resnet18 (AFO's, with all stages at one resolution) all clients take part in every round,
 for one epoch. `ragged` has clients of log-normal sizes, of which a cohort is drawn.
 """
 
