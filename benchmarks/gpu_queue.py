@@ -34,15 +34,16 @@ class Job:
 def read_queue(path: Path) -> list[Job]:
     """Read the jobs in their order; an entry stands for one job per algorithm and seed."""
     queue = tomllib.loads(path.read_text(encoding="utf-8"))
+    defaults = {"options": queue.get("options", ""), "share": 1.0, "seeds": [0]}
     return [
         Job(
             f"{entry['name']}/{algorithm}/seed-{seed}",
-            f"{entry['command']} --algorithm {algorithm} --seed {seed} {queue.get('options', '')}".strip(),
+            f"{entry['command']} --algorithm {algorithm} --seed {seed} {entry['options']}".strip(),
             entry["minutes"],
-            entry.get("share", 1.0),
+            entry["share"],
         )
-        for entry in queue["runs"]
-        for seed in entry.get("seeds", [0])
+        for entry in (defaults | entry for entry in queue["runs"])
+        for seed in entry["seeds"]
         for algorithm in entry["algorithms"]
     ]
 

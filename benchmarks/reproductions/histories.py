@@ -129,6 +129,11 @@ class Step:
         """A run, for what all have in common."""
         return next(run for runs in (self.points, *self.runs.values()) for run in runs.values())
 
+    @property
+    def size(self) -> int:
+        """The number of runs."""
+        return len(self.points) + sum(map(len, self.runs.values()))
+
     def rule(self) -> Rule:
         """How the points of the search are ranked."""
         return Rule(**next(iter(self.about["searches"].values()))["rule"])
@@ -146,31 +151,35 @@ class Step:
 
 
 def read(name: str, runs: Path = RUNS) -> dict[str, Step]:
-    """Read the steps of a recipe; none if nothing of it was run."""
-    if not (runs / f"{name}.toml").is_file():
-        return read_queue(name)
-    about = tomllib.loads((runs / f"{name}.toml").read_text(encoding="utf-8"))
-    table = pd.read_parquet(runs / f"{name}.parquet")
-    runs_of: dict[str, dict[str, Run]] = {step: dict(_split(table, step)) for step in about}
-    return {step: _make_step(step, about[step], found) for step, found in runs_of.items()}
+    """Read the steps of a recipe, each from its own files or from the queue, whichever has more runs."""
+    steps = read_queue(name)
+    if (runs / f"{name}.toml").is_file():
+        about = tomllib.loads((runs / f"{name}.toml").read_text(encoding="utf-8"))
+        table = pd.read_parquet(runs / f"{name}.parquet")
+        own = [_make_step(step, about[step], dict(_split(table, step))) for step in about]
+        steps |= {step.name: step for step in own if step.name not in steps or step.size >= steps[step.name].size}
+    return steps
 
 
 def read_queue(name: str) -> dict[str, Step]:
     """Read the steps of a recipe of which jobs of the queue, NAME/STEP/ALGORITHM/seed-N, have ended."""
     if not QUEUE.is_file():
         return {}
+    entries = tomllib.loads(QUEUE.with_suffix(".toml").read_text(encoding="utf-8"))["runs"]
+    jobs = {f"{e['name']}/{a}/seed-{seed}" for e in entries for a in e["algorithms"] for seed in e.get("seeds", [0])}
     table = pd.read_parquet(QUEUE)
     table = table[table["job"].str.startswith(f"{name}/") & table["status"].isin(ENDED)]
     steps = {}
     for step, rows in table.groupby(table["run"].str.split("/").str[0], sort=False):
-        jobs = rows.drop_duplicates("job")
-        summaries = [json.loads(text) for text in jobs["summary"]]
+        ended = rows.drop_duplicates("job")
+        summaries = [json.loads(text) for text in ended["summary"]]
         days = sorted(time.strftime("%Y-%m-%d", time.gmtime(summary["ended"])) for summary in summaries)
         about = {
-            "is_whole": False, "first": days[0], "last": days[-1], "searches": {}, "python": "3",
-            "seconds": sum(summary["seconds"] for summary in summaries), "machine": jobs["device"].iloc[0],
-            "commit": jobs["commit"].iloc[0], "versions": {"jax": jobs["jax"].iloc[0]},
-            "algorithms": list(dict.fromkeys(jobs["run"].str.split("/").str[1])),
+            "is_whole": {job for job in jobs if job.startswith(f"{name}/{step}/")} <= set(ended["job"]),
+            "first": days[0], "last": days[-1], "searches": {}, "python": "3",
+            "seconds": sum(summary["seconds"] for summary in summaries), "machine": ended["device"].iloc[0],
+            "commit": ended["commit"].iloc[0], "versions": {"jax": ended["jax"].iloc[0]},
+            "algorithms": list(dict.fromkeys(ended["run"].str.split("/").str[1])),
         }  # fmt: skip
         rows = rows.drop(columns=["job", "command", "status", "device", "commit", "jax"])
         steps[step] = _make_step(step, about, dict(_split(rows, step)))

@@ -72,3 +72,4 @@ def test_paper_preset_is_named_with_the_others(capsys):
     assert fedoptax("run", "--task", "mnist", "--preset", "paper", "--algorithm", "fedlamb", "--data-dir", ".") == 1
     printed = capsys.readouterr().err
     assert printed.startswith("preset: paper:fedlamb, ") and "there is also paper:fedlamb-active, " in printed
+    assert " more, see `fedoptax list tasks --json`" in printed
