@@ -42,7 +42,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from fedoptax.algorithms import fedavg
 from fedoptax.data.federated import FederatedData
 from fedoptax.deploy.app import write_app
-from fedoptax.deploy.client import Client, Order, client_update
+from fedoptax.deploy.client import NodeClient, Order, client_update
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.flower import ORDER, make_reply, read_records
 from fedoptax.deploy.keys import describe_keys, make_keys, write_keys
@@ -193,7 +193,7 @@ def own_app(task: Task, work: Path) -> Callable[[int], ClientApp]:
     """Make fedoptax's ClientApp of each node, without loading its task anew for every message."""
 
     def make(partition: int) -> ClientApp:
-        app, client = ClientApp(), Client(task, ALGORITHM, LocalWork(EXAMPLES), partition, 0)
+        app, client = ClientApp(), NodeClient(task, ALGORITHM, LocalWork(EXAMPLES), partition, 0)
 
         @app.query()
         def hello(message: Message, context: Context) -> Message:

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 import fedoptax as fx
 import fedoptax.torch as ft
-from fedoptax.deploy.client import Client
+from fedoptax.deploy.client import NodeClient
 from fedoptax.engine.batches import LocalWork
 
 BATCH_SIZE = 20
@@ -70,7 +70,7 @@ def make_rounds(
     params = ft.params_from_module(module)
 
     def make_round(own: fx.FedAlgorithm) -> Callable[[], Any]:
-        client, server = Client(task, own, work, 0, 0), own.init(params)
+        client, server = NodeClient(task, own, work, 0, 0), own.init(params)
         upload, state, _, _ = client.train(own.broadcast(server), own.init_client(params), 0)
         server = own.server_update(server, jax.tree.map(jax.numpy.asarray, upload), fx.Cohort(1, 1))
         return lambda: client.train(own.broadcast(server), state, 1)

@@ -94,7 +94,7 @@ def read_params_file(name: str, path: str | Path) -> dict[str, np.ndarray]:
     file = file / "params.npz" if file.is_dir() else file
     try:
         return read_arrays(file)
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+    except Exception as error:  # a damaged archive raises one of a dozen
         reason = shorten(getattr(error, "strerror", None) or error)
         raise UsageError(f"{name} must be a run's folder or .npz file of parameters, got '{path}': {reason}") from error
 

@@ -14,7 +14,7 @@ ALGORITHMS = (
     "fedada2", "fadamgc", "diloco", "muloco",
 )  # fmt: skip
 BASELINES = ("local", "centralized")
-"""What stands beside them where simulations are run; see `fedoptax.experiments.baselines`."""
+"""What stands beside them where simulations are run; see `fedoptax.experiments.client_models`."""
 
 
 def summarize_algorithms() -> dict[str, str]:

@@ -30,10 +30,10 @@ def quick_runs():
         for name in ("client_update", "initial_state", "forms"):
             patch.setattr(client, name, cache(getattr(client, name)))
         if find_spec("flwr"):
-            from fedoptax.deploy import run
+            from fedoptax.deploy import deployment
 
-            limits = run.Limits
-            patch.setattr(run, "Limits", lambda *given: limits(*given, poll=0.01))
+            limits = deployment.Limits
+            patch.setattr(deployment, "Limits", lambda *given: limits(*given, poll=0.01))
         yield
 
 

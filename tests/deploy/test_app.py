@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from federations import deployment
-from fedoptax.cli.options import Run
+from fedoptax.cli.options import RunForm
 from fedoptax.deploy.app import read_app, write_app
 from fedoptax.deploy.config import Deployment, build_task, from_table, to_table
 from fedoptax.deploy.keys import make_keys, write_keys
@@ -134,7 +134,7 @@ def test_options_have_the_same_names_in_simulation_and_deployment_apart_from_tho
     table = page.partition("| `fedoptax run` | the app | why |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1:3] for line in table.splitlines()[2:]]
     different = [{name for row in rows for name in re.findall("`-*([^`]+)`", row[column])} for column in (0, 1)]
-    names = {f.name.rstrip("_") for f in fields(Run)} | options_of(RunOptions).keys()
+    names = {f.name.rstrip("_") for f in fields(RunForm)} | options_of(RunOptions).keys()
     command = {name.replace("_", "-") for name in names - {"run", "faults", "trackers"}} | {"fault", "track"}
     app = set(to_table(deployment()))
     assert (command - app, app - command) == (different[0], different[1] - command)

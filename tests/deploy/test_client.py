@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from federations import deployment, task_of
-from fedoptax.deploy.client import INITIAL, Client, Order, StateFolder
+from fedoptax.deploy.client import INITIAL, NodeClient, Order, StateFolder
 from fedoptax.deploy.server import RawReply, check_reply, next_state
 from fedoptax.deploy.wire import WireError, pack
 from fedoptax.errors import RunError, UsageError
@@ -25,7 +25,7 @@ class Node:
 
     def __init__(self, algorithm: str, partition: int, root: Path) -> None:
         given = deployment(algorithm)
-        self.client = Client(task_of(), algorithm_of(algorithm), given.work, partition, given.seed)
+        self.client = NodeClient(task_of(), algorithm_of(algorithm), given.work, partition, given.seed)
         self.root, self.asked = root, 0
 
     def answer(self, message: Any, round: int, base: int, checkpoints: tuple[int, ...] = ()) -> RawReply:

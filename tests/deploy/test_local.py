@@ -20,7 +20,7 @@ from fedoptax._files import read_json, write_json
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.cli.deploy import make_deployment
 from fedoptax.cli.main import read_form
-from fedoptax.cli.options import Init, Local
+from fedoptax.cli.options import InitForm, LocalForm
 from fedoptax.deploy import local as local_module
 from fedoptax.deploy.app import read_app, write_app
 from fedoptax.deploy.config import build_task
@@ -38,7 +38,7 @@ DOCUMENTED = re.findall(
 @pytest.mark.parametrize("command", DOCUMENTED)
 def test_the_examples_of_the_docs_learn_as_well_as_tuned_rates(command):
     given = parse(command.replace("\\\n", "")).params
-    form = Init if "init" in command else Local
+    form = InitForm if "init" in command else LocalForm
     made = make_deployment(read_form(form, given), given["nodes"] or 4)
     options = {"rounds": made.rounds, "cohort_size": made.cohort_size, "batch_size": made.batch_size}
     task, make = build_task(made), ALGORITHMS[made.algorithm]
@@ -53,7 +53,7 @@ def test_the_examples_of_the_docs_learn_as_well_as_tuned_rates(command):
 def test_the_quickstart_reaches_the_accuracy_of_its_simulation(tmp_path, monkeypatch, capsys):
     (readme,) = re.findall("fedoptax (deploy local [^\n#]*)", Path("README.md").read_text(encoding="utf-8"))
     (documented,) = [command.removeprefix("fedoptax ") for command in DOCUMENTED if "deploy local" in command]
-    given = [read_form(Local, parse(f"fedoptax {command}").params) for command in (readme, documented)]
+    given = [read_form(LocalForm, parse(f"fedoptax {command}").params) for command in (readme, documented)]
     assert make_deployment(given[0], 4) == make_deployment(given[1], 4)
     monkeypatch.chdir(tmp_path)
     assert fedoptax(*shlex.split(documented)) == 0

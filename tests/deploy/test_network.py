@@ -193,10 +193,8 @@ def test_asynchronous_rounds_use_the_late_answers_of_a_slow_node(tmp_path):
     out = tmp_path / "run"
     rates = {"client_lr": 0.5, "server_lr": 0.1}
     given = deployment("fedadam", hyperparameters=rates, rounds=12, asynchronous=3, out=str(out))
-    client = "import time\n\nfrom fedoptax.deploy import client, flower\n\ntrain = client.Client.train\n"
-    client += (
-        "client.Client.train = lambda self, *given: (time.sleep(3 * (self.partition == 2)), train(self, *given))[1]\n"
-    )
+    client = "import time\n\nfrom fedoptax.deploy import client, flower\n\ntrain = client.NodeClient.train\n"
+    client += "client.NodeClient.train = lambda self, *a: (time.sleep(3 * (self.partition == 2)), train(self, *a))[1]\n"
     package = write_network(tmp_path, given, 3, "slow")
     (package / "client.py").write_text(client + "app = flower.client_app()\n")
     with LocalFederation(tmp_path, 3, time_limit=600) as federation:

@@ -28,7 +28,7 @@ from federations import (
     task_of,
 )  # fmt: skip
 from fedoptax._files import read_json
-from fedoptax.deploy.run import run_deployment
+from fedoptax.deploy.deployment import run_deployment
 from fedoptax.deploy.server import RawReply
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.checkpoint import rounds_of

@@ -27,7 +27,7 @@ from federations import (
 )  # fmt: skip
 from fedoptax._files import read_json
 from fedoptax.algorithm import Cohort
-from fedoptax.deploy.client import Client, Order
+from fedoptax.deploy.client import NodeClient, Order
 from fedoptax.deploy.config import Deployment, build_task
 from fedoptax.deploy.local import LocalFederation
 from fedoptax.deploy.rounds import Arrived, Limits
@@ -77,7 +77,7 @@ class Nodes(InMemory):
 
     def __init__(self, given: Deployment, states: Path, dead: Sequence[tuple[str, int]] = ()) -> None:
         task, algorithm = task_with(int(given.task["num_clients"])), given.build_algorithm()
-        self.clients = [Client(task, algorithm, given.work, i, given.seed) for i in range(task.clients.num_clients)]
+        self.clients = [NodeClient(task, algorithm, given.work, i, given.seed) for i in range(task.clients.num_clients)]
         self.least = threshold(given.cohort_size, Limits(given.quorum))
         self.states, self.dead, self.gone = states, dead, set[int]()
         self.names = {i: f"node-{i}" for i in range(len(self.clients))}

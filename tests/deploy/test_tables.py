@@ -22,7 +22,7 @@ need_flower()
 
 from fedoptax.cli.deploy import make_deployment  # noqa: E402
 from fedoptax.cli.main import read_form  # noqa: E402
-from fedoptax.cli.options import Init  # noqa: E402
+from fedoptax.cli.options import InitForm  # noqa: E402
 from fedoptax.deploy.config import Deployment  # noqa: E402
 from fedoptax.deploy.rounds import Arrived  # noqa: E402
 from fedoptax.deploy.secure import answer  # noqa: E402
@@ -130,7 +130,7 @@ def test_a_file_that_does_not_fit_is_refused_at_its_node_and_the_others_go_on(ta
 def test_an_app_with_a_schema_is_written_and_what_it_cannot_have_is_refused(tables):
     def make(more):
         given = parse(f"fedoptax deploy init app --schema {tables[1]} {TRAINING} {more}").params
-        return make_deployment(read_form(Init, given), 4)
+        return make_deployment(read_form(InitForm, given), 4)
 
     assert make("").task["schema"].startswith("client") and make("").eval_fraction == 1
     app = tables[1].with_name("federation")

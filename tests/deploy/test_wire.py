@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedoptax.deploy.wire import WireError, expected_of, pack, shown, unpack
+from fedoptax.deploy.wire import WireError, expected_of, pack, quote, unpack
 from fedoptax.errors import UsageError
 from refusals import refusals
 
@@ -110,4 +110,4 @@ def test_any_message_is_either_refused_or_sound(message):
 
 
 def test_quoted_text_is_one_short_line():
-    assert shown("a\nb\x1b[31m" + "c" * 500).startswith("a b?[31mccc") and len(shown("x" * 500)) <= 80
+    assert quote("a\nb\x1b[31m" + "c" * 500).startswith("a b?[31mccc") and len(quote("x" * 500)) <= 80

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from fedoptax.algorithm import BatchList, FedAlgorithm
-from fedoptax.deploy.client import Client, Order
+from fedoptax.deploy.client import NodeClient, Order
 from fedoptax.deploy.config import Deployment, build_task
 from fedoptax.deploy.evaluation import evaluate_client
 from fedoptax.deploy.rounds import Arrived
@@ -161,7 +161,7 @@ class InMemory:
     def __init__(self, given: Deployment, states: Path) -> None:
         algorithm = given.build_algorithm()
         numbers = range(task_of().clients.num_clients)
-        self.clients = [Client(task_of(), algorithm, given.work, i, given.seed) for i in numbers]
+        self.clients = [NodeClient(task_of(), algorithm, given.work, i, given.seed) for i in numbers]
         self.states, self.orders = states, list[Mapping[str, Any]]()
         self.names = {i: f"node-{i}" for i in numbers}
         self._due: list[Arrived] = []
@@ -186,7 +186,7 @@ class InMemory:
             if self._kind == "evaluate":
                 do, order = evaluate_client, self._order(i)
             else:
-                do, order = Client.compute, self._order(i)
+                do, order = NodeClient.compute, self._order(i)
                 self.orders.append(order)
             sent, numbers = do(self.clients[i], self._arrays, Order.read(order), self.states / f"node-{i}")
             self._due.append(Arrived(i, RawReply(pack(sent), numbers)))
@@ -208,7 +208,7 @@ def small_deployment(out: Path, algorithm: str = "fedadam", **changes: Any) -> D
 
 def run_in_memory(given: Deployment, network: Any = None, lines: list[str] | None = None) -> None:
     """Run a deployment, by default with honest clients; `lines` takes what it prints."""
-    from fedoptax.deploy.run import run_deployment  # needs Flower
+    from fedoptax.deploy.deployment import run_deployment  # needs Flower
 
     network = network or InMemory(given, Path(given.out).with_name("nodes"))
     run_deployment(given, network.clients[0].task, network, (lines if lines is not None else []).append)

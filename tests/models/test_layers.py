@@ -53,7 +53,7 @@ def test_convolution_by_winograd_gives_the_numbers_of_lax(x_shape, out, padding,
     ],
 )
 def test_winograd_pays_for_many_channels_and_tiles(sizes, expected):
-    assert winograd.pays(*sizes) == expected
+    assert winograd.is_faster(*sizes) == expected
 
 
 @pytest.mark.parametrize("size", [26, pytest.param(8, marks=pytest.mark.long)])  # tiles of 4 x 4, of 2 x 2

@@ -6,7 +6,7 @@ import pytest
 
 import fedoptax as fx
 import fedoptax.torch as ft
-from fedoptax.deploy.client import Client
+from fedoptax.deploy.client import NodeClient
 from fedoptax.engine.batches import LocalWork
 from small import small_task
 from small_rounds import close
@@ -35,9 +35,9 @@ def test_all_kinds_of_a_deployments_clients_are_one(algorithm):
     twin, work = small_task(), LocalWork(4, 2)
     server = algorithm.init(twin.init(jax.random.key(0)))
     clients = [
-        Client(twin, algorithm, work, 2, 3),
-        Client(twin, ft.with_module(algorithm, Net(), cross_entropy), work, 2, 3),
-        Client(torch_task(), algorithm, work, 2, 3),
+        NodeClient(twin, algorithm, work, 2, 3),
+        NodeClient(twin, ft.with_module(algorithm, Net(), cross_entropy), work, 2, 3),
+        NodeClient(torch_task(), algorithm, work, 2, 3),
     ]
     states = [client.algorithm.init_client(algorithm.params(server)) for client in clients]
     for round in range(3):
@@ -54,7 +54,7 @@ def test_statistics_are_part_of_a_deployed_clients_state():
     module = NormNet()
     params = ft.params_from_module(module)
     algorithm = ft.with_module(fx.fedavg(0.1), module, cross_entropy)
-    client, state = Client(small_task(), algorithm, LocalWork(4, 1), 2, 3), algorithm.init_client(params)
+    client, state = NodeClient(small_task(), algorithm, LocalWork(4, 1), 2, 3), algorithm.init_client(params)
     message = algorithm.broadcast(algorithm.init(params))
     for round in range(3):
         _, state, _, _ = client.train(message, state, round)

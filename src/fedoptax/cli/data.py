@@ -8,7 +8,7 @@ import pandas as pd
 
 from fedoptax._files import write_atomically
 from fedoptax._progress import status
-from fedoptax.cli.options import Check, Describe, Fetch, Partition
+from fedoptax.cli.options import CheckForm, DescribeForm, FetchForm, PartitionForm
 from fedoptax.cli.printing import print_table
 from fedoptax.cli.setup import load, new_folder, task_arguments
 from fedoptax.data import check as published
@@ -25,12 +25,12 @@ MIN_COUNT = 5  # the min_count of a new schema
 SHOWN = 10  # clients in the printed table; all are in the file
 
 
-def fetch(options: Fetch) -> None:
+def fetch(options: FetchForm) -> None:
     """Download a data set and print its folder."""
     print(f"{options.name}: {published.fetch(options.name, options.data_dir)}")
 
 
-def check(options: Check) -> None:
+def check(options: CheckForm) -> None:
     """Print the state of each data set on disk; named data sets must be complete."""
     reports = {}
     for name in options.names or list(DATA_SETS):
@@ -45,7 +45,7 @@ def check(options: Check) -> None:
         raise RunError(f"incomplete: {', '.join(incomplete)}")
 
 
-def describe(options: Describe) -> None:
+def describe(options: DescribeForm) -> None:
     """Write the schema of a table, and print notes and warnings."""
     if options.out is not None and options.out.exists() and not options.overwrite:
         raise UsageError(f"out must be a new file, or use --overwrite: '{options.out}' exists")
@@ -67,7 +67,7 @@ def describe(options: Describe) -> None:
     print(f"schema: {options.out}; edit it, then: fedoptax run --task file:{options.file} --schema {options.out}")
 
 
-def partition(options: Partition) -> None:
+def partition(options: PartitionForm) -> None:
     """Write a table and a picture of a task's clients, and print the measures of their differences."""
     folder = options.out or new_folder(options.task, "partition")
     table_file, picture_file = files = folder / "partition.csv", folder / "partition.png"

@@ -14,17 +14,17 @@ import tomli_w
 
 from fedoptax._files import read_json, write_atomically
 from fedoptax._progress import bar, status
-from fedoptax.cli.options import AddNode, DeploymentOptions, DeploymentStatus, Init, Local
+from fedoptax.cli.options import AddNodeForm, DeploymentOptions, DeploymentStatusForm, InitForm, LocalForm, ResumeForm
 from fedoptax.cli.printing import print_summary
 from fedoptax.cli.setup import choose, load, with_task_defaults
 from fedoptax.data.schema import Schema
 from fedoptax.deploy.app import check_empty, check_task, place_node, read_app, write_app
 from fedoptax.deploy.config import TABLE, Deployment, is_own_function, simulation_command
+from fedoptax.deploy.deployment import MOST_EXAMPLES
 from fedoptax.deploy.keys import describe_keys, describe_node, make_keys, write_keys
 from fedoptax.deploy.local import LocalFederation, last_words
 from fedoptax.deploy.options import NetworkOptions
 from fedoptax.deploy.proxy import make_proxy
-from fedoptax.deploy.run import MOST_EXAMPLES
 from fedoptax.deploy.status import describe_status, read_status
 from fedoptax.deploy.tables import OPTIONS
 from fedoptax.engine.plan import make_plan
@@ -38,7 +38,7 @@ from fedoptax.tasks.recipe import PREFIX, TEXT_PREFIX
 from fedoptax.trackers import as_trackers
 
 
-def init(options: Init) -> None:
+def init(options: InitForm) -> None:
     """Write an app and keys."""
     check_empty(options.folder)
     count = len(options.key) or check_int("nodes", 4 if options.nodes is None else options.nodes)
@@ -60,7 +60,7 @@ def init(options: Init) -> None:
     check_task(options.folder / "app", count)
 
 
-def add_node(options: AddNode) -> None:
+def add_node(options: AddNodeForm) -> None:
     """Write a key into the app's table of nodes."""
     public = options.key.read_bytes()
     node = describe_node(public)
@@ -69,7 +69,7 @@ def add_node(options: AddNode) -> None:
     print(f"partition {partition}: {node}")
 
 
-def local(options: Local) -> None:
+def local(options: LocalForm) -> None:
     """Run an existing or a new app to its end."""
     if options.resume_round is not None and options.resume is None:
         raise UsageError("resume_round needs --resume, the folder of a run")
@@ -117,6 +117,18 @@ def local(options: Local) -> None:
     print_summary(out, options.json)
 
 
+def resume_deployment(options: ResumeForm, changes: Mapping[str, Any]) -> None:
+    """Continue a deployment on this machine with changed options."""
+    folder = options.folder
+    if not folder.with_name(f"{folder.name}-network").is_dir():
+        remedy = f"with flwr run and resume=true, or here with fedoptax deploy local --resume {folder} --app FOLDER"
+        raise UsageError(f"'{folder}' is a deployment on other machines: continue {remedy}")
+    for name in changes.keys() - {"resume_round", "rounds"}:
+        raise UsageError(f"{name} does not apply to a deployment")
+    rounds = {name: value for name, value in changes.items() if name == "rounds"}
+    local(LocalForm(resume=folder, resume_round=options.resume_round, run=rounds, data_dir=options.data_dir))
+
+
 def _with_absolute_paths(task: Mapping[str, Any]) -> dict[str, Any]:
     """Return a task's table for processes that run in other folders."""
     prefix, colon, path = str(task["name"]).partition(":")
@@ -127,7 +139,7 @@ def _with_absolute_paths(task: Mapping[str, Any]) -> dict[str, Any]:
     return {**task, **absolute, "name": f"{prefix}:{Path(path).expanduser().absolute()}"}
 
 
-def show_status(options: DeploymentStatus) -> None:
+def show_status(options: DeploymentStatusForm) -> None:
     """Print the state of a deployment, once or until it ends."""
     while True:
         state = read_status(options.run_folder)
@@ -138,9 +150,9 @@ def show_status(options: DeploymentStatus) -> None:
         print("\x1b[H\x1b[J" if sys.stdout.isatty() else "")
 
 
-def _read_app(options: Local, work: Path) -> tuple[Deployment, int]:
+def _read_app(options: LocalForm, work: Path) -> tuple[Deployment, int]:
     """Read an app and the number of its nodes; options that its config has cannot be used."""
-    defaults = {of.name: of.default for of in fields(NetworkOptions)} | vars(Local())
+    defaults = {of.name: of.default for of in fields(NetworkOptions)} | vars(LocalForm())
     typed = {of.name: getattr(options, of.name) for of in fields(DeploymentOptions)} | options.run
     for name, value in typed.items():
         if name not in ("run", "rounds", "data_dir", "data_file") and value != defaults[name]:

@@ -5,13 +5,13 @@ import textwrap
 from dataclasses import asdict
 from typing import Any
 
-from fedoptax.cli.options import List
+from fedoptax.cli.options import ListForm
 from fedoptax.experiments.presets import PAPERS
 from fedoptax.names import summarize_algorithms
 from fedoptax.tasks import TASKS
 
 
-def list_names(options: List) -> None:
+def list_names(options: ListForm) -> None:
     """Print the tasks, the algorithms or the papers' settings."""
     rows: list[dict[str, Any]] = []
     if options.what == "tasks":

@@ -99,7 +99,7 @@ class AlgorithmOptions(Form):
         check=lambda name, value: check_algorithm(value))  # fmt: skip
 
 
-class TaskOptions(Form):
+class TaskForm(Form):
     """The task, and how its examples are divided among clients."""
 
     task: str = of_data("Task, see `fedoptax list tasks`; file:PATH for your own data, or MODULE:FUNCTION.", "digits",
@@ -117,7 +117,7 @@ class TaskOptions(Form):
     model: str | None = option("Model, see `fedoptax list tasks --json`. [default: the task's]", group="Model")
 
 
-class LearningOptions(TaskOptions):
+class LearningOptions(TaskForm):
     """The options that simulations and deployments share."""
 
     run: dict[str, Any] = field(default_factory=dict)  # options of rounds, which `options_from` declares
@@ -169,14 +169,14 @@ class ProcessOptions(Form):
     process: int | None = of_hardware("Index of this process, from 0. [default: from Slurm, MPI ...]")
 
 
-class Run(ProcessOptions, ExperimentOptions, AlgorithmOptions):
+class RunForm(ProcessOptions, ExperimentOptions, AlgorithmOptions):
     """Run one algorithm on one task.
 
     Example: fedoptax run --task digits --algorithm fedadam --set server_lr=0.03 --rounds 100 --out runs/a
     """
 
 
-class Compare(SearchOptions, ExperimentOptions):
+class CompareForm(SearchOptions, ExperimentOptions):
     """Run several algorithms on one task over seeds and write a report.
 
     Example: fedoptax compare --task digits --algorithms fedavg,fedadam,fedyogi --seeds 3 --out runs/b
@@ -192,7 +192,7 @@ class Compare(SearchOptions, ExperimentOptions):
         "repeated.", [], metavar="FOLDER", flags=("--from",))  # fmt: skip
 
 
-class Tune(SearchOptions, ExperimentOptions, AlgorithmOptions):
+class TuneForm(SearchOptions, ExperimentOptions, AlgorithmOptions):
     """Search for an algorithm's hyper-parameters and write a report with heat maps.
 
     All points share one compilation.
@@ -206,7 +206,7 @@ class Tune(SearchOptions, ExperimentOptions, AlgorithmOptions):
     trials: int | None = of_search("Points of a zoom or Optuna search. [default: 16]")
 
 
-class Resume(ProcessOptions):
+class ResumeForm(ProcessOptions):
     """Continue an interrupted run, comparison or search.
 
     Example: fedoptax resume runs/a
@@ -221,7 +221,7 @@ class Resume(ProcessOptions):
     workers: str | None = of_hardware(WORKERS)
 
 
-class Predict(Form):
+class PredictForm(Form):
     """Predict new examples with the model of a run.
 
     Example: fedoptax predict runs/a --input new.csv --out predictions.csv
@@ -238,7 +238,7 @@ class Predict(Form):
     params: str | None = option("best or last parameters. [default: best if saved, else last]", group="Model")
 
 
-class Export(Form):
+class ExportForm(Form):
     """Write the model of a run for other programs.
 
     Example: fedoptax export runs/a --out model.safetensors
@@ -250,7 +250,7 @@ class Export(Form):
     params: str | None = option("best or last parameters. [default: best if saved, else last]", group="Model")
 
 
-class Report(Form):
+class ReportForm(Form):
     """Write one HTML page, figures (PNG, SVG, PDF) and tables (CSV, Markdown, LaTeX) about runs.
 
     Example: fedoptax report runs/b
@@ -262,7 +262,7 @@ class Report(Form):
     early: int | None = option("Number of first rounds for early progress. [default: a fifth of all]")
 
 
-class List(JsonOption):
+class ListForm(JsonOption):
     """List the tasks, the algorithms, or the presets of papers.
 
     Example: fedoptax list algorithms --json
@@ -271,7 +271,7 @@ class List(JsonOption):
     what: Literal["tasks", "algorithms", "presets"] = argument("tasks, algorithms or presets.")
 
 
-class Bytes(JsonOption, TaskOptions):
+class BytesForm(JsonOption, TaskForm):
     """Show the bytes that each algorithm sends and receives per client, per round and per run.
 
     Example: fedoptax bytes --task digits --algorithm fedadam
@@ -283,7 +283,7 @@ class Bytes(JsonOption, TaskOptions):
     run: dict[str, Any] = options_from(RunOptions, lambda name, about: name in ("rounds", "cohort_size"))
 
 
-class Fetch(Form):
+class FetchForm(Form):
     """Download a data set from its publisher, check its hash and unpack it.
 
     Example: fedoptax data fetch fashion-mnist --data-dir data
@@ -293,7 +293,7 @@ class Fetch(Form):
     data_dir: Path | None = of_data(DATA_DIR)
 
 
-class Check(JsonOption):
+class CheckForm(JsonOption):
     """Check the files of data sets: their hashes, and the number of examples and clients.
 
     Example: fedoptax data check mnist cifar10
@@ -303,7 +303,7 @@ class Check(JsonOption):
     data_dir: Path | None = of_data(DATA_DIR)
 
 
-class Describe(Form):
+class DescribeForm(Form):
     """Write a schema of a table's columns, for you to edit, and warn of suspicious columns.
 
     Example: fedoptax data describe patients.csv --client-column site --label-column outcome --out schema.toml
@@ -317,7 +317,7 @@ class Describe(Form):
     overwrite: bool = option("Replace an earlier file.", False)
 
 
-class Partition(JsonOption, TaskOptions):
+class PartitionForm(JsonOption, TaskForm):
     """Show a partition: measures of heterogeneity, a table of the clients, and a plot.
 
     Example: fedoptax data partition --task digits --partition dirichlet --alpha 0.1
@@ -333,7 +333,7 @@ class DeploymentOptions(LearningOptions, AlgorithmOptions):
     run: dict[str, Any] = options_from(NetworkOptions)
 
 
-class Init(DeploymentOptions):
+class InitForm(DeploymentOptions):
     """Write a Flower app, with certificates and node keys for a local trial.
 
     Example: fedoptax deploy init federation --algorithm scaffold --set client_lr=0.3 --set server_lr=1 --rounds 5
@@ -347,7 +347,7 @@ class Init(DeploymentOptions):
     host: list[str] = of_network("Host name or address for the server's certificate, besides localhost.", [])
 
 
-class AddNode(Form):
+class AddNodeForm(Form):
     """Assign a partition of a federation's data to a node's key.
 
     Example: fedoptax deploy add-node federation clinic-c.pub --partition 2
@@ -358,7 +358,7 @@ class AddNode(Form):
     partition: int | None = of_network("The node's partition, taken from its previous key. [default: a new one]")
 
 
-class DeploymentStatus(JsonOption):
+class DeploymentStatusForm(JsonOption):
     """Show the progress of a deployment, its connected nodes, the time per round, and nodes left out.
 
     Example: fedoptax deploy status runs/network --watch
@@ -368,7 +368,7 @@ class DeploymentStatus(JsonOption):
     watch: bool = option("Repeat it every two seconds until the run ends.", False)
 
 
-class Local(JsonOption, DeploymentOptions):
+class LocalForm(JsonOption, DeploymentOptions):
     """Run a federation on this machine: a SuperLink and SuperNodes with TLS and node authentication.
 
     Example: fedoptax deploy local --algorithm scaffold --set client_lr=0.3 --set server_lr=1 --rounds 5 --out runs/a

@@ -3,14 +3,14 @@
 import sys
 
 from fedoptax._files import pack_arrays, write_atomically
-from fedoptax.cli.options import Export, Predict
+from fedoptax.cli.options import ExportForm, PredictForm
 from fedoptax.errors import UsageError, check_choice
 
 ENDINGS = (".csv", ".parquet", ".npz")
 MODEL_ENDINGS = (".npz", ".safetensors", ".stablehlo")
 
 
-def predict(options: Predict) -> None:
+def predict(options: PredictForm) -> None:
     """Predict the examples of a file, and write or print the predictions; or answer a prompt."""
     if options.prompt is not None and options.input is None:
         from fedoptax.storage.adapter import load_adapted  # imports JAX
@@ -47,7 +47,7 @@ def predict(options: Predict) -> None:
     print(f"{len(table)} predictions: {options.out}")
 
 
-def export(options: Export) -> None:
+def export(options: ExportForm) -> None:
     """Write the model of a run to a file, or its adapters to a folder."""
     if not options.out.suffix:  # a folder
         from fedoptax.storage.adapter import is_adapted, load_adapted  # imports JAX

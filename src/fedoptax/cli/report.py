@@ -7,7 +7,7 @@ from typing import Any
 
 from fedoptax._files import finite_or_none
 from fedoptax._progress import status
-from fedoptax.cli.options import Report
+from fedoptax.cli.options import ReportForm
 from fedoptax.cli.printing import print_table
 from fedoptax.errors import RunError
 from fedoptax.experiments.comparison import Compared
@@ -23,7 +23,7 @@ from fedoptax.storage.history import read_lines
 SHOWN = 10  # points in the table on the terminal
 
 
-def report(options: Report) -> None:
+def report(options: ReportForm) -> None:
     """Write the report on a folder."""
     with status("writing the report"):
         page = write_report(options.folder, options.out, options.target, options.early)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedoptax.cli.options import Local, Resume, Run
+from fedoptax.cli.options import ResumeForm, RunForm
 from fedoptax.cli.printing import print_summary, warn_if_loss_increased
 from fedoptax.cli.setup import command_line, note_rates, reload_task, set_up
 from fedoptax.distributed import broadcast, is_distributed, is_leader, run_on_all_or_fail
@@ -30,7 +30,7 @@ RESUMED = {*options_of(RunOptions), "wrappers", "trackers", "rates", "command"} 
 """The options that a run takes from its config.json; by default it uses as many of the devices here as it had."""
 
 
-def run(options: Run) -> None:
+def run(options: RunForm) -> None:
     """Run an algorithm and print how it ended."""
     name = options.algorithm
     task, settings, run = set_up(options, [name], name)
@@ -62,7 +62,7 @@ def errors_name(folder: Path) -> Iterator[None]:
         raise RunError(f"{error} (in {folder})") from error
 
 
-def resume(options: Resume) -> None:
+def resume(options: ResumeForm) -> None:
     """Continue the run, comparison or search in a folder."""
     from fedoptax.cli.report import report_comparison, report_search
 
@@ -89,22 +89,11 @@ def resume(options: Resume) -> None:
             task = reload_task(search.task, data_dir)
             report_search(tuning.run_search(task, search, folder, how))
         elif not is_distributed() and "deployment" in _read_config(folder, changes):
-            _resume_deployment(options, changes)
+            from fedoptax.cli.deploy import resume_deployment  # needs Flower
+
+            resume_deployment(options, changes)
         else:
             _resume_run(folder, data_dir, changes)
-
-
-def _resume_deployment(options: Resume, changes: Mapping[str, Any]) -> None:
-    from fedoptax.cli.deploy import local  # needs Flower
-
-    folder = options.folder
-    if not folder.with_name(f"{folder.name}-network").is_dir():
-        remedy = f"with flwr run and resume=true, or here with fedoptax deploy local --resume {folder} --app FOLDER"
-        raise UsageError(f"'{folder}' is a deployment on other machines: continue {remedy}")
-    for name in changes.keys() - {"resume_round", "rounds"}:
-        raise UsageError(f"{name} does not apply to a deployment")
-    rounds = {name: value for name, value in changes.items() if name == "rounds"}
-    local(Local(resume=folder, resume_round=options.resume_round, run=rounds, data_dir=options.data_dir))
 
 
 def _resume_run(folder: Path, data_dir: Path | None, changes: Mapping[str, Any]) -> None:

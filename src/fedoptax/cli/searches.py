@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedoptax.cli.options import Compare, Tune
+from fedoptax.cli.options import CompareForm, TuneForm
 from fedoptax.cli.printing import warn_if_loss_increased
 from fedoptax.cli.report import report_comparison, report_search
 from fedoptax.cli.runs import errors_name
@@ -23,14 +23,14 @@ from fedoptax.tasks.task import Task
 SEARCHING = ("budget", "grid", "select", "last")  # options of compare that need --tune
 
 
-def _grid(options: Compare | Tune, names: Sequence[str]) -> dict[str, str]:
+def _grid(options: CompareForm | TuneForm, names: Sequence[str]) -> dict[str, str]:
     """Return the values to search: those of --grid, which replace entries of the paper's grid if requested."""
     typed = dict(options.grid)
     paper = typed.pop("paper", None)
     return typed if paper is None else find_grid(options.task, options.preset, paper, names) | typed
 
 
-def compare(options: Compare) -> None:
+def compare(options: CompareForm) -> None:
     """Run a comparison and write its report."""
     names = split_algorithms(options.algorithms)
     if not options.tune and (useless := [name for name in SEARCHING if getattr(options, name)]):
@@ -57,7 +57,7 @@ def compare(options: Compare) -> None:
     report_comparison(done, options.json)
 
 
-def tune(options: Tune) -> None:
+def tune(options: TuneForm) -> None:
     """Run a search and write its report."""
     name = options.algorithm
     if options.trials is not None and (options.search == "grid" or (options.grid and not options.search)):
@@ -98,6 +98,6 @@ def _note_weighting(names: list[str], settings: Settings, weighting: str) -> Non
             print(f"weighting: {weighting} for all methods ({note})", file=sys.stderr)
 
 
-def _shared(options: Compare | Tune) -> dict[str, Any]:
+def _shared(options: CompareForm | TuneForm) -> dict[str, Any]:
     """Return the options that comparisons and searches share, and the command to reproduce them."""
     return {"select": options.select or "train_loss", "last": options.last, "command": command_line()}

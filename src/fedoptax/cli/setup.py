@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedoptax._progress import status
-from fedoptax.cli.options import ExperimentOptions, LearningOptions, TaskOptions
+from fedoptax.cli.options import ExperimentOptions, LearningOptions, TaskForm
 from fedoptax.deploy.config import is_own_function
 from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
 from fedoptax.engine.xla import use_cache, use_cores
@@ -85,7 +85,7 @@ def choose(options: LearningOptions, names: list[str]) -> tuple[Settings, dict[s
     return settings, paper_task | of_task, paper_run | of_run
 
 
-def task_arguments(options: TaskOptions) -> dict[str, Any]:
+def task_arguments(options: TaskForm) -> dict[str, Any]:
     """Return the chosen options of `load_task`, except its `seed` and `data_dir`."""
     chosen = {name: value for name in TASK_OPTIONS if (value := getattr(options, name, None)) is not None}
     if twice := sorted(chosen.keys() & options.task_set):
@@ -103,7 +103,7 @@ def with_task_defaults(name: str, task: Task, options: Mapping[str, Any]) -> dic
     return {**defaults, **options}
 
 
-def load(options: TaskOptions, arguments: Mapping[str, Any]) -> Task:
+def load(options: TaskForm, arguments: Mapping[str, Any]) -> Task:
     """Load the task that the options name, with `arguments` of `load_task`."""
     with status(f"loading {options.task}"):
         if not is_own_function(options.task):

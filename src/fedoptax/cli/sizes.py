@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from fedoptax.cli.options import Bytes
+from fedoptax.cli.options import BytesForm
 from fedoptax.cli.printing import print_table
 from fedoptax.cli.setup import load, task_arguments, with_task_defaults
 from fedoptax.engine.options import RunOptions
@@ -14,7 +14,7 @@ from fedoptax.experiments.presets import choose_settings
 from fedoptax.names import split_algorithms
 
 
-def show_bytes(options: Bytes) -> None:
+def show_bytes(options: BytesForm) -> None:
     """Print what each algorithm sends and receives."""
     names = split_algorithms(options.algorithms)
     hyperparameters = choose_settings(options.task, names, options.set_, model=options.model).hyperparameters

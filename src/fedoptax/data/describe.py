@@ -194,7 +194,7 @@ def _infer_target(label: str, column: Series, kind: str | None) -> Target:
         kind = "number" if is_unclear and are_numbers else "class"
     if kind is None and is_unclear:
         what = "decimals" if has_decimals else "values"
-        remedy = "by --task-set target=number or target=class (target=), or in a schema"
+        remedy = "by the task option target=number or target=class, or in a schema"
         raise UsageError(f"label column {label!r} has {len(different)} different {what}: say what it is {remedy}")
     if kind == "number":
         return Target(label, "number")

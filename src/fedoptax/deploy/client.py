@@ -30,7 +30,7 @@ from fedoptax._files import pack_arrays, read_arrays, write_atomically, writing
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.server import forms
-from fedoptax.deploy.wire import WireError, shown, unpack
+from fedoptax.deploy.wire import WireError, quote, unpack
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.sampling import round_key
 from fedoptax.engine.xla import host_errors
@@ -70,9 +70,9 @@ class Order(NamedTuple):
         """
         experiment, checkpoints = values.get("experiment"), values.get("checkpoints")
         if not isinstance(experiment, str) or not re.fullmatch("[0-9a-f]{32}", experiment):
-            raise WireError(f"experiment: {shown(experiment)} instead of 32 hexadecimal digits")
+            raise WireError(f"experiment: {quote(experiment)} instead of 32 hexadecimal digits")
         if not isinstance(checkpoints, list):
-            raise WireError(f"checkpoints: {shown(checkpoints)} instead of a list")
+            raise WireError(f"checkpoints: {quote(checkpoints)} instead of a list")
         return cls(
             experiment,
             check_int("round", values.get("round"), 0),
@@ -126,7 +126,7 @@ class StateFolder:
 
 
 @dataclass(frozen=True)
-class Client:
+class NodeClient:
     """One client of a federation: number `partition`, with its local work per round and the experiment's seed.
 
     `task` is the whole federation's, or has this client's examples alone.
@@ -192,9 +192,9 @@ class Client:
         return upload, new_state, float(loss), int(self.task.weights[self.place])
 
 
-def default_client(task: Task, deployment: Deployment, partition: int) -> Client:
+def default_client(task: Task, deployment: Deployment, partition: int) -> NodeClient:
     """Make the client with compiled rounds."""
-    return Client(task, deployment.build_algorithm(), deployment.work, partition, deployment.seed)
+    return NodeClient(task, deployment.build_algorithm(), deployment.work, partition, deployment.seed)
 
 
 @lru_cache(maxsize=4)

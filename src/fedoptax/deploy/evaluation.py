@@ -17,7 +17,7 @@ import numpy as np
 
 from fedoptax._files import finite_or_none
 from fedoptax.algorithm import Tree
-from fedoptax.deploy.client import Client, Order
+from fedoptax.deploy.client import NodeClient, Order
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.rounds import Limits, Log, MakeOrder, Network, NoQuorum, RoundReport, Sleep, gather
 from fedoptax.deploy.server import RawReply, Reply, check_count
@@ -65,7 +65,7 @@ def compile_test_sums(task: Task, partition: int) -> tuple[Callable[[Tree], Tree
     return lambda params: compute(params, data), len(next(iter(test.values())))
 
 
-def evaluate_client(client: Client, arrays: bytes, order: Order, root: Path) -> tuple[Tree, dict[str, Any]]:
+def evaluate_client(client: NodeClient, arrays: bytes, order: Order, root: Path) -> tuple[Tree, dict[str, Any]]:
     """Return a node's sums and counts for the parameters in a message, with its personal ones in their places.
 
     A message without parameters of the task is a `WireError`, a node without test examples a `RunError`.

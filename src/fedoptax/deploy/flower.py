@@ -17,18 +17,18 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedoptax.algorithm import Tree
 from fedoptax.data.datasets.source import Source
-from fedoptax.deploy.client import Client, Order, StateFolder, default_client
+from fedoptax.deploy.client import NodeClient, Order, StateFolder, default_client
 from fedoptax.deploy.config import TABLE, Deployment, build_task, from_table, simulation_command
+from fedoptax.deploy.deployment import run_deployment
 from fedoptax.deploy.evaluation import evaluate_client
 from fedoptax.deploy.keys import fingerprint
 from fedoptax.deploy.orders import Signer, check_order, digest_of
 from fedoptax.deploy.rounds import Arrived, Limits, MakeOrder
-from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.secure import Numbers, answer, encode_upload, threshold
 from fedoptax.deploy.server import RawReply
 from fedoptax.deploy.supernode import shorten_backoff
 from fedoptax.deploy.tables import add_up_own, build_table_task, encode_sums, read_own
-from fedoptax.deploy.wire import REASON, WireError, pack, shown
+from fedoptax.deploy.wire import REASON, WireError, pack, quote
 from fedoptax.deploy.worker import end_after_reply
 from fedoptax.engine.aggregation import SecureMean
 from fedoptax.engine.xla import use_cache
@@ -37,7 +37,7 @@ from fedoptax.tasks.task import Task
 
 ARRAYS, ORDER, METRICS, SECURE = "arrays", "order", "metrics", "secure"
 Pairs = frozenset[tuple[str, Any]]
-MakeClient = Callable[[Task, Deployment, int], Client]
+MakeClient = Callable[[Task, Deployment, int], NodeClient]
 
 flower_log = logging.getLogger("flwr")
 
@@ -78,14 +78,14 @@ class Node:
         self.partition = check_int("partition-id", self._place.get("partition-id"), 0)
         home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
         self.states = Path(str(self._place.get("state-dir") or home / "fedoptax-state")).expanduser()
-        self._client: Client | None = None
+        self._client: NodeClient | None = None
 
     @cached_property
     def source(self) -> Source:
         """Its table."""
         return read_own(self.deployment, self._place.get("data-file"))
 
-    def client(self, prepared: Any = None) -> Client:
+    def client(self, prepared: Any = None) -> NodeClient:
         """Return its client; `prepared` is what orders have for tables, see `tables.gather_statistics`."""
         if self._client is None:
             if self.deployment.task["name"] == TABLE:
@@ -275,7 +275,7 @@ class FlowerNetwork:
         fault = f"sent no partition: {reply.error}"
         if reply.error is None:
             owner = self.names.get(claim, "nobody") if isinstance(claim, int) else "nobody"
-            fault = f"left out: it claims partition {shown(claim)} of {owner}"
+            fault = f"left out: it claims partition {quote(claim)} of {owner}"
         holder = f"a key without a partition ({key})" if place is None else f"the key of {self.names[place]}"
         flower_log.info("a node with %s %s", holder, fault)
 
@@ -297,7 +297,7 @@ def read_records(content: RecordDict, name: str, kind: type[Any]) -> tuple[bytes
     record = content.get(name)
     has_arrays = isinstance(arrays, ArrayRecord) and list(arrays) == [ARRAYS]
     if len(content) != 2 or not has_arrays or not isinstance(record, kind):
-        raise WireError(f"records {shown(list(content))} instead of '{ARRAYS}' and '{name}'")
+        raise WireError(f"records {quote(list(content))} instead of '{ARRAYS}' and '{name}'")
     return arrays[ARRAYS].data, dict(record)
 
 
@@ -306,10 +306,10 @@ def read_reply(message: Message | None, node: int) -> RawReply:
     if message is None:
         return RawReply(b"", {}, "a message that cannot be read")
     if message.has_error():
-        return RawReply(b"", {}, f"error {message.error.code}: {shown(message.error.reason, REASON)}")
+        return RawReply(b"", {}, f"error {message.error.code}: {quote(message.error.reason, REASON)}")
     if message.metadata.src_node_id != node:
         return RawReply(b"", {}, "sent by another node")
     try:
         return RawReply(*read_records(message.content, METRICS, MetricRecord))
     except Exception as error:  # untrusted content in whatever form
-        return RawReply(b"", {}, f"{type(error).__name__}: {shown(error, REASON)}")
+        return RawReply(b"", {}, f"{type(error).__name__}: {quote(error, REASON)}")

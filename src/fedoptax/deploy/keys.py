@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from fedoptax.deploy.wire import shown
+from fedoptax.deploy.wire import quote
 from fedoptax.errors import RunError, UsageError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # addresses of the SuperLink for the proxy and Flower
@@ -69,7 +69,7 @@ def describe_node(public: bytes) -> str:
     Anything but the public half of a key that Flower takes is a `UsageError`.
     """
     try:
-        return f"{fingerprint(public)} {shown(b' '.join(public.split()[2:]).decode())}".strip()
+        return f"{fingerprint(public)} {quote(b' '.join(public.split()[2:]).decode())}".strip()
     except ValueError as error:
         remedy = "ssh-keygen -t ecdsa -b 384 makes one"
         raise UsageError(f"key must be a public key in OpenSSH's format ({error}); {remedy}") from error

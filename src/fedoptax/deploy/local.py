@@ -25,7 +25,7 @@ import psutil
 import tomli_w
 
 from fedoptax._files import write_atomically
-from fedoptax.deploy.wire import REASON, shown
+from fedoptax.deploy.wire import REASON, quote
 from fedoptax.errors import RunError, check_int, check_positive
 
 ADDRESS = "127.0.0.1"
@@ -217,4 +217,4 @@ def last_words(log: Path) -> str:
     """Return the last informative line of a log, for an error's message."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     telling = [line for line in lines if "rror" in line] or [line for line in lines if line.strip()]
-    return f"{shown(telling[-1], REASON) if telling else 'nothing'} (log: {log})"
+    return f"{quote(telling[-1], REASON) if telling else 'nothing'} (log: {log})"

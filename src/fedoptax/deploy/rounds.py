@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from fedoptax.deploy.server import RawReply, Reply
-from fedoptax.deploy.wire import REASON, WireError, shown
+from fedoptax.deploy.wire import REASON, WireError, quote
 from fedoptax.errors import LONGEST, RunError
 
 Log = Callable[[str], None]
@@ -160,7 +160,7 @@ def gather(
             unanswered.remove(partition)
             try:
                 if raw.error is not None:
-                    raise WireError(shown(raw.error, REASON))
+                    raise WireError(quote(raw.error, REASON))
                 report.replies[partition] = check(raw)
                 taken, training = min(clock() - since, clock() - begun), raw.numbers.get("train-seconds")
                 if not isinstance(training, float) or not 0 <= training <= taken:
@@ -214,7 +214,7 @@ def wait_for_nodes(
     while len(nodes := network.connected()) < count and clock() - begun < limits.wait_limit:
         if len(nodes) != last:
             absent = [str(i) for i in range(count) if i not in nodes]
-            log(f"waiting for nodes: {len(nodes)} of {count} are connected, not {shown(', '.join(absent))}")
+            log(f"waiting for nodes: {len(nodes)} of {count} are connected, not {quote(', '.join(absent))}")
         last = len(nodes)
         sleep(limits.poll)
 

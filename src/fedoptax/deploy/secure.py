@@ -45,7 +45,7 @@ from fedoptax.deploy.client import Order
 from fedoptax.deploy.orders import digest_of
 from fedoptax.deploy.rounds import Limits, Log, MakeOrder, Network, NoQuorum, RoundReport, Sleep, gather
 from fedoptax.deploy.server import RawReply, Reply, check_count
-from fedoptax.deploy.wire import WireError, pack, shown, unpack
+from fedoptax.deploy.wire import WireError, pack, quote, unpack
 from fedoptax.engine.aggregation import LEVELS, SecureMean, Sent
 from fedoptax.engine.round import all_finite
 from fedoptax.errors import RunError
@@ -96,7 +96,7 @@ def answer(
     """
     order, stage = Order.read(fields), fields.get("stage")
     if stage not in STAGES:
-        raise WireError(f"stage: {shown(stage)} instead of {', '.join(STAGES)}")
+        raise WireError(f"stage: {quote(stage)} instead of {', '.join(STAGES)}")
     if missing := [name for name in STAGES[stage] if name not in fields]:
         raise WireError(f"stage: {stage} without {', '.join(missing)}")
     if stage == "keys":
@@ -115,7 +115,7 @@ def answer(
     members = fields["members"]
     is_subset = stage == "shares" or set(members) <= set(memory["members"])
     if partition not in members or len(members) < minimum or not is_subset:
-        raise WireError(f"members: {shown(members)} instead of {minimum} or more, partition {partition} among them")
+        raise WireError(f"members: {quote(members)} instead of {minimum} or more, partition {partition} among them")
     if stage == "shares":
         if not is_again:
             pairs = {name: memory[f"next-{name}"] for name in PAIRS}

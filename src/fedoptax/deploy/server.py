@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, weighted_mean
-from fedoptax.deploy.wire import WireError, shown, unpack
+from fedoptax.deploy.wire import WireError, quote, unpack
 from fedoptax.engine.aggregation import MEAN, Aggregator, stacked
 from fedoptax.engine.batches import LocalWork, count_local_steps
-from fedoptax.engine.round import all_finite, discount_weights, interpolate_state
+from fedoptax.engine.round import all_finite
 from fedoptax.engine.schedule import staleness_weights
+from fedoptax.engine.variants import discount_weights, interpolate_state
 from fedoptax.tasks.task import Task
 
 
@@ -50,7 +51,7 @@ def check_reply(raw: RawReply, upload: Tree, max_examples: int, decode: Callable
     """
     examples, loss = check_count(raw.numbers, max_examples), raw.numbers.get("train-loss")
     if not isinstance(loss, float) or not is_float32(loss):
-        raise WireError(f"train-loss: {shown(loss)} instead of a finite number of float32")
+        raise WireError(f"train-loss: {quote(loss)} instead of a finite number of float32")
     tree = unpack(raw.arrays, upload)
     if decode is not None:
         tree = decode(jax.tree.map(jnp.asarray, tree))
@@ -63,7 +64,7 @@ def check_count(numbers: Mapping[str, Any], max_examples: int) -> int:
     """Return the number of examples that a reply claims; a `WireError` unless it is from 1 to `max_examples`."""
     count = numbers.get("num-examples")
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= max_examples:
-        raise WireError(f"num-examples: {shown(count)} instead of a whole number from 1 to {max_examples}")
+        raise WireError(f"num-examples: {quote(count)} instead of a whole number from 1 to {max_examples}")
     return count
 
 

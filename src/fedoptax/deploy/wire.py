@@ -80,7 +80,7 @@ def check_values(name: str, array: np.ndarray) -> np.ndarray:
     return array
 
 
-def shown(text: object, most: int = SHOWN) -> str:
+def quote(text: object, most: int = SHOWN) -> str:
     """Quote a text from elsewhere: one short line of printable characters."""
     return shorten(" ".join(str(text).split()), most)
 
@@ -104,5 +104,5 @@ def _difference(start: bytes, expected: dict[str, jax.ShapeDtypeStruct]) -> str:
     wanted = json.loads(_line(expected))
     for name in [*wanted, *forms]:
         if (form := forms.get(name, "none")) != (right := wanted.get(name, "none")):
-            return f"array '{shown(name)}': {shown(form)} instead of {right}"
+            return f"array '{quote(name)}': {quote(form)} instead of {right}"
     return "arrays: in another order"

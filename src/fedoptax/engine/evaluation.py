@@ -20,7 +20,7 @@ Sums = dict[str, Any]
 """By metric a tree of sums (owners, …), or of a collected one `Rows`."""
 
 WORST = "worst_client"  # a column of the history
-PARTS = {"test": "test", "val": "validation"}
+SPLITS = {"test": "test", "val": "validation"}
 """The kinds of held-out examples: how columns begin, and their names."""
 
 
@@ -38,13 +38,13 @@ class EvaluationData(NamedTuple):
     owners: jax.Array | None
 
 
-def held_out(task: Task, part: str) -> tuple[Mapping[str, np.ndarray] | None, np.ndarray | None]:
-    """Return the task's examples of a part, `"test"` or `"val"`, and their owners, if there are any."""
-    return (task.test, task.test_owners) if part == "test" else (task.validation, task.validation_owners)
+def held_out(task: Task, split: str) -> tuple[Mapping[str, np.ndarray] | None, np.ndarray | None]:
+    """Return the task's examples of a split, `"test"` or `"val"`, and their owners, if there are any."""
+    return (task.test, task.test_owners) if split == "test" else (task.validation, task.validation_owners)
 
 
-def part_by_client(task: Task) -> str | None:
-    """Choose the part for per-client metrics: test if training clients have some, else validation, else test."""
+def choose_split(task: Task) -> str | None:
+    """Choose the split for per-client metrics: test if training clients have some, else validation, else test."""
     is_tested, owners = task.test is not None and task.test_owners is not None, task.test_owners
     if task.validation is not None and not (is_tested and np.min(np.asarray(owners)) < task.clients.num_clients):
         return "val"
@@ -53,9 +53,9 @@ def part_by_client(task: Task) -> str | None:
 
 @lru_cache(maxsize=4)
 def evaluation_data(task: Task) -> dict[str, EvaluationData]:
-    """Put the task's held-out examples on the device, once, by part."""
-    data = {part: held_out(task, part) for part in PARTS}
-    return {part: _put(task, examples, owners) for part, (examples, owners) in data.items() if examples is not None}
+    """Put the task's held-out examples on the device, once, by split."""
+    data = {split: held_out(task, split) for split in SPLITS}
+    return {split: _put(task, examples, owners) for split, (examples, owners) in data.items() if examples is not None}
 
 
 def _put(task: Task, examples: Mapping[str, np.ndarray], owners: np.ndarray | None) -> EvaluationData:
@@ -83,7 +83,7 @@ def evaluate(
 
     Returns:
       `test_NAME` and `val_NAME` for every metric over all test and validation examples. Where clients have held-out
-      examples (see `part_by_client`), also the mean of the primary metric over the clients, `client_NAME_mean`, its
+      examples (see `choose_split`), also the primary metric's mean over the clients, `client_NAME_mean`, its
       standard deviation, `client_NAME_spread`, and the mean over the worst tenth of them, at least one,
       `client_NAME_worst_decile`; where clients have names, the number of the worst one, `worst_client`.
 
@@ -91,14 +91,14 @@ def evaluate(
       UsageError: of stacked models, if no client that trains has held-out examples.
     """
     columns: dict[str, jax.Array] = {}
-    for part, examples in data.items():
-        owners = held_out(task, part)[1]
+    for split, examples in data.items():
+        owners = held_out(task, split)[1]
         if is_stacked and (owners is None or np.min(owners) >= len(jax.tree.leaves(params)[0])):
             continue
-        sums = _sum_by_owner(task, params, examples, part, mesh, is_stacked)
+        sums = _sum_by_owner(task, params, examples, split, mesh, is_stacked)
         values = metric_values(task, _total(sums))
-        columns |= {str(Column(part, name)): value for name, value in values.items()}
-        if part == part_by_client(task) and values:
+        columns |= {str(Column(split, name)): value for name, value in values.items()}
+        if split == choose_split(task) and values:
             name, by_client, higher = client_values(task, sums)
             summary = summarize(by_client, higher)
             columns |= {str(Column("client", name, what)): value for what, value in summary.items()}
@@ -118,37 +118,37 @@ def evaluate_clients(task: Task, params: Tree, is_stacked: bool = False) -> dict
     Raises:
       UsageError: clients have no held-out examples of their own.
     """
-    part = part_by_client(task)
-    if part is None:
+    split = choose_split(task)
+    if split is None:
         raise UsageError(f"task '{task.name}' must have test_owners or a validation fraction for metrics per client")
-    values = _client_values(task, part, is_stacked)(params, evaluation_data(task)[part])
+    values = _client_values(task, split, is_stacked)(params, evaluation_data(task)[split])
     return {name: np.asarray(value).view(np.float32) for name, value in values.items()}
 
 
 @lru_cache(maxsize=4)
-def _client_values(task: Task, part: str, is_stacked: bool) -> Callable[[Tree, EvaluationData], dict[str, jax.Array]]:
+def _client_values(task: Task, split: str, is_stacked: bool) -> Callable[[Tree, EvaluationData], dict[str, jax.Array]]:
     def by_client(params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
-        sums = _sum_by_owner(task, params, data, part, is_stacked=is_stacked)
+        sums = _sum_by_owner(task, params, data, split, is_stacked=is_stacked)
         return jax.tree.map(as_bits, jax.vmap(partial(metric_values, task))(sums))
 
     return jit(task, by_client)
 
 
 def _sum_by_owner(
-    task: Task, params: Tree, data: EvaluationData, part: str, mesh: int = 1, is_stacked: bool = False
+    task: Task, params: Tree, data: EvaluationData, split: str, mesh: int = 1, is_stacked: bool = False
 ) -> Sums:
     """Sum each metric over the examples of each owner, (owners,), or of all, (1,); of stacked models (N, …), (N,)."""
-    owners = held_out(task, part)[1]
+    owners = held_out(task, split)[1]
     if not is_stacked:
         return _sums(task, params, data, None if owners is None else np.bincount(np.asarray(owners)), mesh)
     clients = jnp.arange(len(jax.tree.leaves(params)[0]), dtype=jnp.int32)
-    evaluate_client = client_evaluation(task, data, part)
+    evaluate_client = client_evaluation(task, data, split)
     return jax.lax.map(lambda pair: evaluate_client(*pair), (params, clients))
 
 
-def client_evaluation(task: Task, data: EvaluationData, part: str) -> Callable[[Tree, jax.Array], Sums]:
-    """Make `(model, client) -> sums` of each metric over the examples of a part that are the client's."""
-    owners = np.asarray(held_out(task, part)[1])
+def client_evaluation(task: Task, data: EvaluationData, split: str) -> Callable[[Tree, jax.Array], Sums]:
+    """Make `(model, client) -> sums` of each metric over the examples of a split that are the client's."""
+    owners = np.asarray(held_out(task, split)[1])
     counts = np.bincount(owners, minlength=task.clients.num_clients)
     most = int(counts[: task.clients.num_clients].max())
     batch = min(most, task.eval_batch)

@@ -13,7 +13,7 @@ from fedoptax._files import finite_or_none
 from fedoptax.algorithm import Tree, local_steps
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.data import DeviceData, device_data
-from fedoptax.engine.evaluation import Sums, client_evaluation, client_values, held_out, part_by_client, summarize
+from fedoptax.engine.evaluation import Sums, choose_split, client_evaluation, client_values, held_out, summarize
 from fedoptax.engine.mesh import AXIS, over_mesh, replicate
 from fedoptax.engine.options import RunOptions, parse_personalize
 from fedoptax.engine.plan import Plan, runs_sequentially
@@ -26,14 +26,14 @@ KEY = 3  # folded into a run's key, after those of the parameters, the rounds an
 
 
 def clients_with_held_out(task: Task) -> tuple[str, np.ndarray]:
-    """Return the part of which clients that train have examples, and these, increasing; a `UsageError` without any."""
-    part = part_by_client(task)
-    owners = np.unique(np.asarray(held_out(task, part)[1])) if part is not None else np.arange(0)
+    """Return the split in which training clients have examples, and these clients; raise a `UsageError` without any."""
+    split = choose_split(task)
+    owners = np.unique(np.asarray(held_out(task, split)[1])) if split is not None else np.arange(0)
     clients = owners[owners < task.clients.num_clients]
-    if part is None or not len(clients):
+    if split is None or not len(clients):
         needed = "test examples of the clients that train, or validation_fraction"
         raise UsageError(f"personalize needs {needed}, and task '{task.name}' has neither")
-    return part, clients
+    return split, clients
 
 
 def with_rate(options: RunOptions, task: Task, hyperparameters: Mapping[str, Any]) -> RunOptions:
@@ -60,28 +60,28 @@ def personalize(task: Task, params: Tree, plan: Plan, text: str, key: jax.Array)
     has it: `steps`, `client_lr`, `metric`, the number of `clients`, and `before` and `after`, each with mean, spread
     and worst decile of the primary metric over the clients, None for what is not finite.
     """
-    (part, clients), (steps, lr) = clients_with_held_out(task), parse_personalize(text)
+    (split, clients), (steps, lr) = clients_with_held_out(task), parse_personalize(text)
     padded = np.resize(clients, -(-len(clients) // plan.mesh) * plan.mesh).astype(np.int32)
     inputs = params, device_data(task, plan.mesh), jax.random.fold_in(key, KEY), padded, np.float32(lr)
-    both = _program(task, plan, part, steps)(*(replicate(inputs, plan.mesh) if plan.mesh > 1 else inputs))
+    both = _program(task, plan, split, steps)(*(replicate(inputs, plan.mesh) if plan.mesh > 1 else inputs))
     result: dict[str, Any] = {"steps": steps, "client_lr": lr, "metric": "", "clients": len(clients)}
     counted = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[: len(clients)]), both)
     for when, sums in zip(("before", "after"), counted):
         metric, by_client, higher = client_values(task, sums)
-        result["metric"] = str(Column(part, metric))
+        result["metric"] = str(Column(split, metric))
         summary = summarize(by_client, higher)
         result[when] = {name: finite_or_none(float(value)) for name, value in summary.items()}
     return result
 
 
 @lru_cache(maxsize=4)
-def _program(task: Task, plan: Plan, part: str, steps: int) -> Callable[..., tuple[Sums, Sums]]:
+def _program(task: Task, plan: Plan, split: str, steps: int) -> Callable[..., tuple[Sums, Sums]]:
     """Make `(params, data, key, clients, lr) -> sums before, sums after`, by client, compiled."""
     work, sizes = LocalWork(plan.work.batch_size, steps=steps), task.clients.sizes
     is_sequential, grad_fn = runs_sequentially(plan, task), task_grad_fn(task)
 
     def of_clients(params: Tree, data: DeviceData, key: jax.Array, clients: jax.Array, lr: jax.Array) -> Any:
-        evaluate = client_evaluation(task, data.held_out[part], part)
+        evaluate = client_evaluation(task, data.held_out[split], split)
 
         def step(model: Tree, batch: Any) -> tuple[Tree, jax.Array]:
             loss, grads = grad_fn(model, batch)

@@ -54,7 +54,7 @@ class Program:
     `advance(hypers, server, clients, data, key, start, stop, evaluations, last, rates, schedule)` does the rounds
     start…stop−1. `clients` are the states of all N clients, stacked, or with `plan.client_states = "host"` those of the
     cohort of the one round that is run; `rates` are `Faults.rates`. In asynchronous rounds `clients` are the messages
-    in use, and `schedule` is the `Schedule` from `start` on, of MAX_ROUNDS rows.
+    in use, and `schedule` is the `ArrivalSchedule` from `start` on, of MAX_ROUNDS rows.
     """
 
     start: Callable[..., tuple[Tree, Tree]]

@@ -20,7 +20,7 @@ from fedoptax.engine.faults import Rates
 from fedoptax.engine.mesh import share_cohort
 from fedoptax.engine.plan import Plan, assign_cohort, is_uneven, runs_sequentially
 from fedoptax.engine.sampling import round_key, sample_cohort
-from fedoptax.engine.schedule import Schedule
+from fedoptax.engine.schedule import ArrivalSchedule
 from fedoptax.engine.xla import as_bits
 from fedoptax.tasks.task import Task
 
@@ -43,14 +43,14 @@ class Member(NamedTuple):
 class RoundInput(NamedTuple):
     """The inputs of a round besides the states: the data, the run's key, its number from 0, and `Faults.rates`.
 
-    In an asynchronous round `arrivals` is the round's row of the `Schedule`.
+    In an asynchronous round `arrivals` is the round's row of the `ArrivalSchedule`.
     """
 
     data: DeviceData
     key: jax.Array
     round: jax.Array
     rates: Rates
-    arrivals: Schedule | None = None
+    arrivals: ArrivalSchedule | None = None
 
 
 class MemberResult(NamedTuple):
@@ -209,18 +209,3 @@ def all_finite(x: Tree) -> jax.Array:
     """Whether every floating-point or complex number of `x` is finite: 0 times another number is not 0."""
     sums = [jnp.sum(0 * jnp.asarray(a)) for a in jax.tree.leaves(x) if jnp.issubdtype(a.dtype, jnp.inexact)]
     return jnp.all(jnp.array([jnp.isfinite(s) for s in sums], bool))
-
-
-def discount_weights(weights: Any, by_staleness: Any) -> tuple[jax.Array, jax.Array]:
-    """The weights of late uploads, which sum to 1 as `weights` do, and 1 − s̄, see `variants.asynchronous_round`."""
-    old_share = jnp.sum(weights * (1 - by_staleness))
-    return weights * by_staleness / (1 - old_share), old_share
-
-
-def interpolate_state(old_share: jax.Array, old: Tree, new: Tree) -> Tree:
-    """A server's state whose numbers are old_share·old + (1 − old_share)·new; counters are the new ones."""
-
-    def leaf(o: jax.Array, n: jax.Array) -> jax.Array:
-        return tree.ema(old_share, o, n) if jnp.issubdtype(n.dtype, jnp.inexact) else n
-
-    return jax.tree.map(leaf, old, new)

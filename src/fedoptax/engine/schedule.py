@@ -19,7 +19,7 @@ from fedoptax.errors import DataError, UsageError, parse_number
 _STREAM = 5  # of the seed, beside those of `engine.sampling` and `engine.faults`
 
 
-class Schedule(NamedTuple):
+class ArrivalSchedule(NamedTuple):
     """The server steps of an asynchronous run, one row per step; R steps over the uploads of S clients each."""
 
     clients: np.ndarray  # whose uploads make the step, int32 (R, S), increasing, none twice
@@ -32,7 +32,7 @@ class Schedule(NamedTuple):
 
 def make_schedule(
     seconds: np.ndarray, buffer: int, concurrency: int, rounds: int, seed: int, exponent: float = 0.5
-) -> Schedule:
+) -> ArrivalSchedule:
     """Plan the server steps of FedBuff (Nguyen et al. 2022, Algorithm 1).
 
     `concurrency` clients work at any time. One that finishes is replaced by one drawn uniformly from those that neither
@@ -63,7 +63,7 @@ def make_schedule(
         rows.append((ids, [step - start for start in starts], [slot_of[start] for start in starts], slot_of[step]))
         elapsed.append(now - start_of_step)
     clients, staleness, slots, slot = (np.asarray(column, np.int32) for column in zip(*rows))
-    return Schedule(clients, staleness, staleness_weights(staleness, exponent), slots, slot, np.asarray(elapsed))
+    return ArrivalSchedule(clients, staleness, staleness_weights(staleness, exponent), slots, slot, np.asarray(elapsed))
 
 
 def staleness_weights(staleness: np.ndarray, exponent: float) -> np.ndarray:

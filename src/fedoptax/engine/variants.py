@@ -68,15 +68,30 @@ def asynchronous_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager
         arrivals: Any = inputs.arrivals
         members = rounds.members_of(task, plan, inputs)
         messages = rounds.put_rows(messages, jnp.asarray(arrivals.slot), algorithm.broadcast(server))
-        weights, share = rounds.discount_weights(members.weight, arrivals.weights)
+        weights, share = discount_weights(members.weight, arrivals.weights)
         members = members._replace(weight=weights, slot=jnp.asarray(arrivals.slots))
         total, _, form = train_cohort(inputs, members, (), lambda member: tree.take(messages, member.slot))
         upload, loss = accumulate_result(total, form)
         step = algorithm.server_update(server, upload, Cohort(plan.cohort_size, task.num_clients))
-        result = rounds.finish(server, rounds.interpolate_state(share, server, step), loss, (), members.row, ())
+        result = rounds.finish(server, interpolate_state(share, server, step), loss, (), members.row, ())
         return result._replace(clients=messages)
 
     return run
+
+
+def discount_weights(weights: Any, by_staleness: Any) -> tuple[jax.Array, jax.Array]:
+    """The weights of late uploads, which sum to 1 as `weights` do, and 1 − s̄, see `asynchronous_round`."""
+    old_share = jnp.sum(weights * (1 - by_staleness))
+    return weights * by_staleness / (1 - old_share), old_share
+
+
+def interpolate_state(old_share: jax.Array, old: Tree, new: Tree) -> Tree:
+    """A server's state whose numbers are old_share·old + (1 − old_share)·new; counters are the new ones."""
+
+    def leaf(o: jax.Array, n: jax.Array) -> jax.Array:
+        return tree.ema(old_share, o, n) if jnp.issubdtype(n.dtype, jnp.inexact) else n
+
+    return jax.tree.map(leaf, old, new)
 
 
 def _combine(

@@ -19,9 +19,9 @@ from fedoptax.engine.data import open_examples
 from fedoptax.engine.eager import eager_program
 from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.mesh import to_first_device
-from fedoptax.engine.options import is_evaluated
+from fedoptax.engine.options import RunOptions, is_evaluated
 from fedoptax.engine.personalization import personalize
-from fedoptax.engine.plan import Plan, RunOptions
+from fedoptax.engine.plan import Plan
 from fedoptax.engine.program import MAX_ROUNDS, Point, program
 from fedoptax.engine.sampling import sample_cohort
 from fedoptax.engine.schedule import client_speeds, make_schedule
@@ -34,7 +34,7 @@ from fedoptax.tasks.task import Task, jit
 CALL_SECONDS = 0.4  # aim of one call into the program: a lively bar, a quick stop, little overhead
 
 
-class Step(NamedTuple):
+class RoundsResult(NamedTuple):
     """The outcome of one call of `Rounds.advance`."""
 
     rows: list[Row]  # of the history, one per round that was completed, in order
@@ -50,7 +50,7 @@ class Rounds(Protocol):
     clients: ClientStates  # all clients' states then
     compile_seconds: float  # spent on compiling for this run so far; 0 where another run had done it
 
-    def advance(self, done: int) -> Step:
+    def advance(self, done: int) -> RoundsResult:
         """Do one or more of the rounds that follow the first `done`; states and rows change together."""
 
     def saved(self) -> None:
@@ -105,7 +105,7 @@ class Simulation(Rounds):
             self._schedule = make_schedule(self._seconds, plan.cohort_size, *work)
             self.clients = OnDevice(self._algorithm.broadcast(self.server), options.asynchronous)
 
-    def advance(self, done: int) -> Step:
+    def advance(self, done: int) -> RoundsResult:
         """Do about `CALL_SECONDS` of rounds."""
         compiled, start = self.program.compile_seconds(), time.perf_counter()
         options, last = self._options, self._options.rounds
@@ -131,11 +131,11 @@ class Simulation(Rounds):
             names = self._whole.client_names
             cohort = ", ".join(names[i] for i in self._sample_cohort(done + count - 1)) if names else ""
             reason = f"loss or state is not finite in a round of {shorten(cohort, 120)}" if names else None
-            return Step(rows, Status.DIVERGED, reason)
+            return RoundsResult(rows, Status.DIVERGED, reason)
         if self._plan.examples == "device" and not isinstance(self.clients, OnHost):
             seconds = float(gather_from_all(np.float32(seconds))[0])
             self._length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6))))
-        return Step(rows)
+        return RoundsResult(rows)
 
     def params(self) -> Tree:
         """Return the parameters of the server's state."""
@@ -168,7 +168,7 @@ class Simulation(Rounds):
             values = jit(self._whole, partial(evaluation.evaluate, self._whole))(start, data)
             measured = {name: value for name, value in values.items() if name != evaluation.WORST}
             notes["initial"] = {name: finite_or_none(float(value)) for name, value in measured.items()}
-        if self._whole.client_names is not None and evaluation.part_by_client(self._whole) is not None:
+        if self._whole.client_names is not None and evaluation.choose_split(self._whole) is not None:
             name = evaluation.primary_metric(self._whole)
             by_client = np.asarray(self._measure_clients(params)[name], float)
             if not np.isnan(by_client).all():

@@ -18,17 +18,18 @@ from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm, check_algorithm
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_distributed, is_leader, run_on_all_or_fail
 from fedoptax.engine.client_states import PLACES, OnHost
-from fedoptax.engine.evaluation import part_by_client
+from fedoptax.engine.evaluation import choose_split
 from fedoptax.engine.mesh import mesh_again
+from fedoptax.engine.options import RunOptions
 from fedoptax.engine.personalization import with_rate
-from fedoptax.engine.plan import RunOptions, make_plan
+from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Fixed, Point
 from fedoptax.errors import UsageError, check_int
-from fedoptax.experiments.baselines import Baseline, OwnModels, pool
+from fedoptax.experiments.client_models import Baseline, OwnModels, pool
 from fedoptax.experiments.observers import CheckpointShare, FolderWriter, Observer, RunEnd, progress_note
 from fedoptax.experiments.record import Record, split_options
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult, describe_end
-from fedoptax.experiments.rounds import Rounds, Simulation, Step
+from fedoptax.experiments.rounds import Rounds, RoundsResult, Simulation
 from fedoptax.experiments.selection import Watch, make_watch
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.names import BASELINES
@@ -75,7 +76,7 @@ def simulate(
 ) -> RunResult:
     """Run `algorithm` on `task` as `run` does; return also a run that did not end well.
 
-    `name` is the algorithm's: `local` and `centralized` have rounds of their own, see `experiments.baselines`.
+    `name` is the algorithm's: `local` and `centralized` have rounds of their own, see `experiments.client_models`.
     """
     check_task(task)
     check_algorithm(algorithm.algorithm if isinstance(algorithm, Point) else algorithm)
@@ -91,7 +92,7 @@ def simulate(
         record = replace(record, out=None, resume_from=None, resume_round=None, trackers=(), progress=False)
     new = record.out if record.resume_from is None or Path(record.resume_from) != record.folder else None
     run_on_all_or_fail(lambda: None if new is None else prepare(new, record.overwrite))
-    has_own_models = point.algorithm.client_params is not None and part_by_client(task) is not None
+    has_own_models = point.algorithm.client_params is not None and choose_split(task) is not None
     make = Baseline if name in BASELINES else OwnModels if has_own_models else Simulation
     simulation = make(task, point, options, plan)
     described = {"name": record.label, "hyperparameters": dict(record.hyperparameters)}
@@ -129,7 +130,7 @@ def run_rounds(
             observer = CheckpointShare(rounds.clients)
         _send_to_all(history, rounds, watch, record.resume_from)
         watch.add(history.rows)
-        status, message, signal = *_next_status(Step([]), watch, 0, len(history) >= total), 0
+        status, message, signal = *_next_status(RoundsResult([]), watch, 0, len(history) >= total), 0
         while status == Status.RUNNING and len(history) < total:
             step = rounds.advance(len(history))
             history.rows += step.rows
@@ -179,7 +180,7 @@ def _send_to_all(history: History, rounds: Rounds, watch: Watch, folder: str | P
             rounds.clients.put(jax.device_put(broadcast(rounds.clients.tree)))
 
 
-def _next_status(step: Step, watch: Watch, signal: int, is_last: bool) -> tuple[Status, str | None]:
+def _next_status(step: RoundsResult, watch: Watch, signal: int, is_last: bool) -> tuple[Status, str | None]:
     """Return a run's status after a step, and why it ends, if it does."""
     if step.status != Status.RUNNING or is_last:
         return step.status, step.message

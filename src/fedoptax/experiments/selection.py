@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from fedoptax.algorithm import Tree
-from fedoptax.engine.evaluation import column_names, describe_metrics, evaluation_data, part_by_client, primary_metric
+from fedoptax.engine.evaluation import choose_split, column_names, describe_metrics, evaluation_data, primary_metric
 from fedoptax.engine.options import RunOptions, is_evaluated, parse_keep, parse_stop_after
 from fedoptax.errors import UsageError, check_choice, check_int
 from fedoptax.storage.folder import ENDED
@@ -101,7 +101,7 @@ class Watch:
 
 def make_watch(task: Task, options: RunOptions) -> Watch:
     """Make the watch for `keep` and `stop_after`; a metric that the task does not evaluate is a `UsageError`."""
-    if options.client_metrics and part_by_client(task) is None:
+    if options.client_metrics and choose_split(task) is None:
         raise UsageError(f"client_metrics needs test_owners or validation_fraction, and task '{task.name}' has neither")
     due = partial(is_evaluated, last=options.rounds, evaluations=options.evaluations)
     watch = Watch(due, keeps=options.keep is not None)

@@ -105,8 +105,8 @@ def conv(
         return by_winograd(x, kernel)
     is_exact = x.dtype in (jnp.float32, jnp.float64)  # narrower types lose digits in the transforms' sums
     is_3x3 = (geometry.window, strides) == ((3, 3), (1, 1))
-    is_faster = is_exact and is_3x3 and winograd.pays(x.shape[0], *geometry.output, *kernel.shape[2:])
-    if lowering == "auto" and is_faster and winograd.has_few_cores():
+    fits = is_exact and is_3x3 and winograd.is_faster(x.shape[0], *geometry.output, *kernel.shape[2:])
+    if lowering == "auto" and fits and winograd.has_few_cores():
         # not in the primitive: its backward pass would transform the pixels once more
         return lax.platform_dependent(x, kernel, cpu=by_winograd, default=partial(by, "auto"))
     return by(lowering, x, kernel)

@@ -42,7 +42,7 @@ def transforms(m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return powers(3) / np.array([*norms, 1.0])[:, None], lagrange, powers(m).T
 
 
-def pays(n: int, height: int, width: int, fan_in: int, out: int) -> bool:
+def is_faster(n: int, height: int, width: int, fan_in: int, out: int) -> bool:
     """Whether a 3 × 3 convolution, n outputs of `height` × `width`, is faster by Winograd than by patches on a CPU.
 
     Measured: 0.57 of a round of `cnn` (`benchmarks/bench/layers.py`). The transforms cost by the channel, which the

@@ -58,7 +58,7 @@ class Curve(NamedTuple):
         return Curve(self.group, self.places.iloc[shown], self.seeds[:, shown])
 
 
-class Metric(NamedTuple):
+class MetricCurves(NamedTuple):
     """A history column with the curves of all groups that have it, in the order of the groups."""
 
     name: str
@@ -66,7 +66,7 @@ class Metric(NamedTuple):
     curves: Sequence[Curve]
 
 
-def find_metrics(groups: Sequence[Group]) -> list[Metric]:
+def find_metrics(groups: Sequence[Group]) -> list[MetricCurves]:
     """All metrics that any group has: primary ones first, then as in the files, then loss and circumstances."""
     columns = dict.fromkeys(str(name) for group in groups for run in group.runs for name in run.rows)
     names = [name for name in columns if name not in COST_COLUMNS]
@@ -78,7 +78,7 @@ def find_metrics(groups: Sequence[Group]) -> list[Metric]:
         curves = [curve for curve in (make_curve(group, name) for group in groups) if curve is not None]
         if curves:
             judged = next((group for group in groups if group.metric == name), curves[0].group)
-            metrics.append(Metric(name, judged.runs[0].is_higher_better(name), curves))
+            metrics.append(MetricCurves(name, judged.runs[0].is_higher_better(name), curves))
     return metrics
 
 
@@ -93,7 +93,7 @@ def make_curve(group: Group, metric: str) -> Curve | None:
     return Curve(group, costs.loc[seeds.index].reset_index(), seeds.to_numpy(float).T)
 
 
-def find_axes(metrics: Sequence[Metric]) -> list[Axis]:
+def find_axes(metrics: Sequence[MetricCurves]) -> list[Axis]:
     """Choose the axes on which any curve has a place."""
     curves = [curve for metric in metrics for curve in metric.curves]
     return [axis for axis in AXES if any(np.isfinite(curve.along(axis.name)).any() for curve in curves)]

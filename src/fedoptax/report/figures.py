@@ -18,7 +18,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from fedoptax.report.clients import ClientBands
-from fedoptax.report.curves import AXES, Curve, Metric, axis_limits
+from fedoptax.report.curves import AXES, Curve, MetricCurves, axis_limits
 from fedoptax.report.load import Run
 from fedoptax.report.partition import SHOWN, Partition
 from fedoptax.report.report import Report
@@ -70,7 +70,7 @@ def partition_png(partition: Partition) -> bytes:
         return _save(draw_partition(partition), "png")
 
 
-def draw_curves(metric: Metric, x: str = "round") -> Figure:
+def draw_curves(metric: MetricCurves, x: str = "round") -> Figure:
     """Draw a metric against an axis for all groups: mean over seeds as a line, ± standard deviation as a band."""
     curves = metric.curves
     labels = [visible(curve.group.label) for curve in curves]
@@ -107,7 +107,7 @@ def _draw_curve(axes: Axes, curve: Curve, x: np.ndarray) -> Line2D:
     return line
 
 
-def _scale_values(axes: Axes, metric: Metric, curves: Sequence[Curve]) -> None:
+def _scale_values(axes: Axes, metric: MetricCurves, curves: Sequence[Curve]) -> None:
     """Choose a logarithmic axis for losses that need one, else a linear one."""
     is_log = not metric.higher_is_better and _needs_log(np.concatenate([curve.mean for curve in curves]))
     if is_log:

@@ -10,7 +10,7 @@ import pandas as pd
 from fedoptax.errors import check_int, check_number
 from fedoptax.experiments.tuning import SearchResult
 from fedoptax.report.clients import ClientBands, find_client_bands
-from fedoptax.report.curves import Metric, find_metrics
+from fedoptax.report.curves import MetricCurves, find_metrics
 from fedoptax.report.groups import Group, group_runs
 from fedoptax.report.load import Run, find_folders, load_run, load_runs
 from fedoptax.report.paired import LEAST_PAIRS, LEVEL
@@ -35,7 +35,7 @@ class Report(NamedTuple):
 
     runs: Sequence[Run]
     groups: Sequence[Group]
-    metrics: Sequence[Metric]  # first the primary one, or that of the search
+    metrics: Sequence[MetricCurves]  # first the primary one, or that of the search
     table: pd.DataFrame  # as `final_table` makes it
     verdicts: Sequence[Verdict]
     partitions: Sequence[Partition]

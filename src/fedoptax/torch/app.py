@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedoptax.algorithm import Tree
-from fedoptax.deploy.client import Client, default_client
+from fedoptax.deploy.client import NodeClient, default_client
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.flower import client_app
 from fedoptax.tasks.task import Task
@@ -27,7 +27,7 @@ def module_app(module: nn.Module, loss: ModuleLoss) -> ClientApp:
       loss: as in `torch_grad_fn`.
     """
 
-    def make(task: Task, deployment: Deployment, partition: int) -> Client:
+    def make(task: Task, deployment: Deployment, partition: int) -> NodeClient:
         algorithm = deployment.build_algorithm(lambda base: with_module(base, module, loss))
         return replace(default_client(task, deployment, partition), algorithm=algorithm)
 
@@ -51,7 +51,7 @@ def loop_app(module: nn.Module, train: Train) -> ClientApp:
 
 
 @dataclass(frozen=True)
-class LoopClient(Client):
+class LoopClient(NodeClient):
     """A client of a deployment with a training loop; see `loop_app` for the additional attributes."""
 
     deployment: Deployment
@@ -59,7 +59,7 @@ class LoopClient(Client):
     loop: Train
 
     def train(self, message: Tree, state: Tree, round: int) -> tuple[Tree, Tree, float, int]:
-        """Do the local work of a round; see `Client.train`."""
+        """Do the local work of a round; see `NodeClient.train`."""
         work = {"batch_size": self.work.batch_size, "local_epochs": self.work.epochs, "local_steps": self.work.steps}
         config = {**self.deployment.hyperparameters, **work, "seed": self.seed, "round": round}
         results: list[tuple[int, float]] = []

@@ -18,14 +18,14 @@ import jax.numpy as jnp
 from fedoptax.algorithm import nbytes
 from fedoptax.errors import check_choice, check_int, check_number
 
-Parts = dict[str, jax.Array]
+Code = dict[str, jax.Array]
 
 
 @dataclass(frozen=True, eq=False)
 class Coded:
     """A coded array: the parts that are sent, and the original's shape and dtype (static, so they cost nothing)."""
 
-    parts: Parts
+    parts: Code
     shape: tuple[int, ...]
     dtype: str
 
@@ -41,8 +41,8 @@ class Codec(NamedTuple):
     """
 
     name: str
-    encode: Callable[[jax.Array, Any], Parts]
-    decode: Callable[[Parts, int], jax.Array]
+    encode: Callable[[jax.Array, Any], Code]
+    decode: Callable[[Code, int], jax.Array]
     random: bool  # whether it rounds at random, which makes it unbiased
     feedback: bool  # whether the client keeps the error and adds it to its next upload
 
@@ -65,7 +65,7 @@ def qsgd(bits: int = 4, bucket: int = 512, norm: str = "l2") -> Codec:
     check_choice("norm", norm, ("l2", "max"))
     levels = 2 ** (bits - 1) - 1
 
-    def encode(flat: jax.Array, key: Any) -> Parts:
+    def encode(flat: jax.Array, key: Any) -> Code:
         wide, row = flat.astype(jnp.float32), min(bucket, flat.size)
         rows = jnp.pad(wide, (0, -wide.size % row)).reshape(-1, row)
         length = largest = jnp.max(jnp.abs(rows), axis=1)
@@ -77,7 +77,7 @@ def qsgd(bits: int = 4, bucket: int = 512, norm: str = "l2") -> Codec:
         codes = (jnp.nan_to_num(signed) + levels).astype(jnp.uint8)
         return {"codes": pack_bits(codes.ravel()[: wide.size], bits), "norms": length}
 
-    def decode(parts: Parts, size: int) -> jax.Array:
+    def decode(parts: Code, size: int) -> jax.Array:
         signed = unpack_bits(parts["codes"], bits, size).astype(jnp.float32) - levels
         return signed / levels * jnp.repeat(parts["norms"], min(bucket, size))[:size]
 
@@ -91,12 +91,12 @@ def topk(fraction: float = 0.01) -> Codec:
     """
     check_number("fraction", fraction, 0, 1, open_low=True, open_high=False)
 
-    def encode(flat: jax.Array, key: Any) -> Parts:
+    def encode(flat: jax.Array, key: Any) -> Code:
         size = jnp.where(jnp.isnan(flat), jnp.inf, jnp.abs(flat))  # so that a NaN is sent
         _, places = jax.lax.top_k(size, math.ceil(fraction * flat.size))
         return {"values": flat[places], "places": places.astype(jnp.int32)}
 
-    def decode(parts: Parts, size: int) -> jax.Array:
+    def decode(parts: Code, size: int) -> jax.Array:
         values = parts["values"]
         return jnp.zeros(size, values.dtype).at[parts["places"]].set(values, mode="drop")
 
@@ -106,11 +106,11 @@ def topk(fraction: float = 0.01) -> Codec:
 def sign() -> Codec:
     """The signs, one bit per number, times the mean absolute value, with error feedback (Wang, Lin, Chen 2022)."""
 
-    def encode(flat: jax.Array, key: Any) -> Parts:
+    def encode(flat: jax.Array, key: Any) -> Code:
         bits = pack_bits((flat >= 0).astype(jnp.uint8), 1)
         return {"bits": bits, "scale": jnp.mean(jnp.abs(flat.astype(jnp.float32)))}
 
-    def decode(parts: Parts, size: int) -> jax.Array:
+    def decode(parts: Code, size: int) -> jax.Array:
         return parts["scale"] * (2 * unpack_bits(parts["bits"], 1, size).astype(jnp.float32) - 1)
 
     return Codec("sign", encode, decode, random=False, feedback=True)
@@ -123,12 +123,12 @@ def integers(largest: int) -> Codec:
     """
     bits = (2 * check_int("largest", largest, 1, 2**15 - 1)).bit_length()
 
-    def encode(flat: jax.Array, key: Any) -> Parts:
+    def encode(flat: jax.Array, key: Any) -> Code:
         if bits > 8:
             return {"codes": flat.astype(jnp.int16)}
         return {"codes": pack_bits((flat.astype(jnp.int32) + largest).astype(jnp.uint8), bits)}
 
-    def decode(parts: Parts, size: int) -> jax.Array:
+    def decode(parts: Code, size: int) -> jax.Array:
         if bits > 8:
             return parts["codes"].astype(jnp.float32)
         return unpack_bits(parts["codes"], bits, size).astype(jnp.float32) - largest

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedoptax.data.cache import cached
-from fedoptax.data.datasets.source import Client, Source, open_clients, rows_of_clients
+from fedoptax.data.datasets.source import ClientRows, Source, open_clients, rows_of_clients
 from fedoptax.data.files import find_data_dir, read_file, require_file
 from fedoptax.data.readers import reading
 from fedoptax.errors import DataError
@@ -56,7 +56,7 @@ def _source(arrays: dict[str, np.ndarray]) -> Source:
     return Source(train, test, len(CLASSES), (28, 28, 1), *groups, class_names=CLASSES)
 
 
-def _tff_writers(path: Path) -> Iterator[Client]:
+def _tff_writers(path: Path) -> Iterator[ClientRows]:
     with open_clients(path) as file:
         for writer in file.names:
             yield writer, _examples(path, writer, file.numbers(writer, "pixels"), file.numbers(writer, "label"))
@@ -69,7 +69,7 @@ def _leaf_files(data_dir: str | Path | None, part: str) -> list[Path]:
     return [require_file(data_dir, "femnist", f"{part}/{name}") for name in sorted(names) or ["*.json"]]
 
 
-def _leaf_writers(files: list[Path]) -> Iterator[Client]:
+def _leaf_writers(files: list[Path]) -> Iterator[ClientRows]:
     for path in files:
         with reading(path, "one of LEAF's JSON files"):
             document = json.loads(read_file(path))

@@ -15,9 +15,7 @@ from fedoptax.data.files import damaged, read_file, require_file
 from fedoptax.errors import DataError
 
 _TYPES: dict[int, np.dtype] = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
-CLOTHES = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
+CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 """The classes of Fashion-MNIST, as its README numbers them."""
 
 _COLUMNS, _CLASS, _WRITER = 8, 0, 2  # a row of QMNIST's extended labels

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedoptax.data.cache import cached
-from fedoptax.data.datasets.source import Client, Source, next_token, open_clients, rows_of_clients, special_tokens
+from fedoptax.data.datasets.source import ClientRows, Source, next_token, open_clients, rows_of_clients, special_tokens
 from fedoptax.data.files import require_file
 
 CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
@@ -52,7 +52,7 @@ def encode(snippet: bytes) -> np.ndarray:
     return ids.reshape(-1, LENGTH + 1)
 
 
-def _roles(path: Path) -> Iterator[Client]:
+def _roles(path: Path) -> Iterator[ClientRows]:
     with open_clients(path) as file:
         for role in file.names:
             chunks = [encode(snippet) for snippet in file.text(role, "snippets")]

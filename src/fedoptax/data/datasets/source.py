@@ -43,7 +43,7 @@ class Source(NamedTuple):
 Load = Callable[[str | Path | None], Source]
 """Reads a data set from the folder of the data sets; see `fedoptax.data.files.find_data_dir`."""
 
-Client = tuple[Hashable, Mapping[str, np.ndarray]]
+ClientRows = tuple[Hashable, Mapping[str, np.ndarray]]
 """What tells a client from the others, such as its name, and its examples, `{field: array (n, …)}`."""
 
 
@@ -82,7 +82,7 @@ def holdout(source: Source, fraction: float, seed: int, by_client: bool = False)
     )
 
 
-def rows_of_clients(paths: Iterable[Path], *parts: Iterable[Client]) -> Rows:
+def rows_of_clients(paths: Iterable[Path], *parts: Iterable[ClientRows]) -> Rows:
     """Yield the arrays `<part>_<field>` and `<part>_groups`, int32 codes of the clients, for the cache.
 
     Codes number the clients as they come: those who train are 0 … N−1, others follow. Clients without examples are left

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedoptax.data.cache import Rows, cached
 from fedoptax.data.datasets import source
-from fedoptax.data.datasets.source import Client, ClientFile, Source, open_clients, special_tokens
+from fedoptax.data.datasets.source import ClientFile, ClientRows, Source, open_clients, special_tokens
 from fedoptax.data.files import read_file, require_file
 from fedoptax.data.readers import reading
 from fedoptax.errors import DataError
@@ -103,7 +103,7 @@ def _cached_users(
     return cached(f"stackoverflow-{name}-{max_sentences}-{test_examples}-{max_clients}", paths, _VERSION, decode)
 
 
-def _test_users(file: ClientFile, fields: tuple[str, ...], encode: Encoder, limit: int | None) -> Iterator[Client]:
+def _test_users(file: ClientFile, fields: tuple[str, ...], encode: Encoder, limit: int | None) -> Iterator[ClientRows]:
     """Read the users of the test examples that are drawn, with those of their sentences."""
     edges = np.cumsum([0, *(file.count(user, fields[0]) for user in file.names)])
     total = int(edges[-1])

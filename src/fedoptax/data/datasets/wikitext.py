@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedoptax.data.cache import Rows, cached
-from fedoptax.data.datasets.source import Client, Source, next_token, rows_of_clients
+from fedoptax.data.datasets.source import ClientRows, Source, next_token, rows_of_clients
 from fedoptax.data.files import read_file, require_file
 from fedoptax.data.readers import reading
 from fedoptax.errors import DataError, UsageError
@@ -85,7 +85,7 @@ def _numbered(path: Path, lines: list[list[str]], ids: dict[str, int], grow: boo
     return np.array(numbers, np.uint16)
 
 
-def _windows(part: str, articles: list[np.ndarray], length: int) -> Iterator[Client]:
+def _windows(part: str, articles: list[np.ndarray], length: int) -> Iterator[ClientRows]:
     """Cut each article into windows of inputs and the last target, uint16 (n, length + 1)."""
     for i, tokens in enumerate(articles):
         starts = length * np.arange(max(len(tokens) - 1, 0) // length)[:, None]

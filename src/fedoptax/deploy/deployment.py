@@ -39,7 +39,7 @@ from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Fixed, program
 from fedoptax.engine.sampling import sample_cohort
 from fedoptax.errors import RunError, UsageError, check_int
-from fedoptax.experiments.rounds import Rounds, Step, without_held_out
+from fedoptax.experiments.rounds import Rounds, RoundsResult, without_held_out
 from fedoptax.experiments.run import Record, run_rounds
 from fedoptax.experiments.selection import is_higher_better
 from fedoptax.experiments.signals import interruptible_sleep
@@ -103,7 +103,7 @@ def run_deployment(deployment: Deployment, task: Task | None, network: Network, 
         raise RunError(str(result.message))
 
 
-class Update(NamedTuple):
+class RoundUpdate(NamedTuple):
     """The result of a round's replies: the server's state, mean loss, test metrics, and why it is not used."""
 
     server: Tree
@@ -154,28 +154,28 @@ class NetworkRounds(Rounds):
         self._evaluation = NodeEvaluation(deployment, task) if deployment.eval_fraction else None
         self._report = NodeReport(folder, network, task.clients.num_clients)
 
-    def advance(self, done: int) -> Step:
+    def advance(self, done: int) -> RoundsResult:
         """Do one round."""
         with interruptible_sleep() as (stop, sleep):
             try:
                 self._make_ready(done, self._report.during(done + 1, "waiting for nodes", sleep))
                 step = self._do_round(done, sleep)
             except KeyboardInterrupt:
-                return Step([], Status.INTERRUPTED)
+                return RoundsResult([], Status.INTERRUPTED)
             except NoQuorum as error:
                 message = f"round {done + 1}: {error}; resume continues it"
-                return Step([], Status.INTERRUPTED, None if stop() else message)
+                return RoundsResult([], Status.INTERRUPTED, None if stop() else message)
             if stop() and step.status == Status.RUNNING and done + 1 < self._deployment.rounds:
                 return step._replace(status=Status.INTERRUPTED)
         return step
 
-    def _do_round(self, done: int, sleep: Sleep) -> Step:
+    def _do_round(self, done: int, sleep: Sleep) -> RoundsResult:
         """Do one round, and change the states at its end."""
         begun, total = time.perf_counter(), self._deployment.rounds
         cohort, report = self._gather(done, self._report.during(done + 1, "training", sleep))
         update = self._update_soundly(report)
         if update.fault is not None:
-            return Step([], Status.DIVERGED, update.fault)
+            return RoundsResult([], Status.DIVERGED, update.fault)
         count, is_due = len(report.replies), is_evaluated(done + 1, total, self._deployment.evaluations)
         row: Row = {
             "round": done + 1,
@@ -200,7 +200,7 @@ class NetworkRounds(Rounds):
         self.server = update.server
         left_out = f", {len(cohort) - count} left out" if count < len(cohort) else ""
         self._log(f"round {done + 1} of {total}: train_loss {update.loss:.4g}{left_out}")
-        return Step([row | columns])
+        return RoundsResult([row | columns])
 
     def saved(self) -> None:
         """Record the states that the clients must keep for the new checkpoint."""
@@ -284,9 +284,7 @@ class NetworkRounds(Rounds):
 
         return order
 
-    def _evaluate_nodes(
-        self, server: Tree, accepted: np.ndarray, done: int, sleep: Sleep
-    ) -> tuple[Row, RoundReport]:  # fmt: skip
+    def _evaluate_nodes(self, server: Tree, accepted: np.ndarray, done: int, sleep: Sleep) -> tuple[Row, RoundReport]:
         """Return the nodes' metrics of a state's model, and who took part; nothing where nodes do not evaluate."""
         if self._evaluation is None:
             return {}, RoundReport()
@@ -294,7 +292,7 @@ class NetworkRounds(Rounds):
         sleep = self._report.during(done + 1, "being evaluated", sleep)
         return self._evaluation.measure(done + 1, params, self._network, order, self._limits, self._log, sleep)
 
-    def _update_soundly(self, report: RoundReport) -> Update:
+    def _update_soundly(self, report: RoundReport) -> RoundUpdate:
         """Return the result of the replies; if it is invalid because of one reply, leave that reply out."""
         if report.mean is not None:
             cohort = Cohort(len(report.replies), self.task.clients.num_clients)
@@ -314,15 +312,15 @@ class NetworkRounds(Rounds):
         named = (f"partition {i} (node {names[i]}) with norm {norms[i]:.3g}" for i in largest_first[:3])
         return update._replace(fault=f"{update.fault}; the largest uploads: {', '.join(named)}")
 
-    def _update(self, replies: Mapping[int, Reply]) -> Update:
+    def _update(self, replies: Mapping[int, Reply]) -> RoundUpdate:
         return self._judge(*next_state(
             self._algorithm, self.server, list(replies.values()), self.plan.weighting,
             self.task.clients.num_clients, self.plan.aggregate, self._deployment.staleness_exponent,
         ))  # fmt: skip
 
-    def _judge(self, server: Tree, loss: float, is_finite: bool) -> Update:
+    def _judge(self, server: Tree, loss: float, is_finite: bool) -> RoundUpdate:
         if not is_finite:
-            return Update(server, loss, {}, "loss or state is not finite")
+            return RoundUpdate(server, loss, {}, "loss or state is not finite")
         metrics, bound = self._measure(server), self._deployment.loss_bound or math.inf
         name = "test_loss"
         if self.task.test is not None and name not in metrics:
@@ -330,7 +328,8 @@ class NetworkRounds(Rounds):
             name = name if is_higher_better(self.task, primary) else primary
         value, most = metrics.get(name, 0.0), bound * max(1.0, abs(self._untrained.get(name, 1.0)))
         is_sound = abs(value) <= most and math.isfinite(value)
-        return Update(server, loss, metrics, None if is_sound else f"{name} is {value:.3g}, the bound is {most:.3g}")
+        fault = None if is_sound else f"{name} is {value:.3g}, the bound is {most:.3g}"
+        return RoundUpdate(server, loss, metrics, fault)
 
     def _measure(self, server: Tree) -> dict[str, float]:
         data = evaluation_data(self.task)
@@ -361,14 +360,14 @@ class EvaluationOnly(NetworkRounds):
         params = read_params("evaluate", deployment.evaluate, jax.eval_shape(task.init, jax.random.key(0)))
         self.server = self._algorithm.init(jax.tree.map(jnp.asarray, params))
 
-    def _do_round(self, done: int, sleep: Sleep) -> Step:
+    def _do_round(self, done: int, sleep: Sleep) -> RoundsResult:
         begun = time.perf_counter()
         columns, report = self._evaluate_nodes(self.server, self._accepted, done, sleep)
         if not columns["evaluated"]:
             raise NoQuorum("too few nodes evaluated the model")
         self._write(1, [], RoundReport(), report)
         row: Row = {"round": 1, "train_loss": None, **self._measure(self.server), "bytes_down": 0, "bytes_up": 0}
-        return Step([row | columns | {"seconds": time.perf_counter() - begun}])
+        return RoundsResult([row | columns | {"seconds": time.perf_counter() - begun}])
 
 
 def _no_loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:

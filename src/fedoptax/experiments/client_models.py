@@ -16,9 +16,10 @@ from fedoptax.data.federated import FederatedData
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.engine.evaluation import evaluate, evaluate_clients, evaluation_data
 from fedoptax.engine.mesh import to_first_device
-from fedoptax.engine.plan import Plan, RunOptions
+from fedoptax.engine.options import RunOptions
+from fedoptax.engine.plan import Plan
 from fedoptax.engine.program import MAX_ROUNDS, Point
-from fedoptax.experiments.rounds import Simulation, Step, without_held_out
+from fedoptax.experiments.rounds import RoundsResult, Simulation, without_held_out
 from fedoptax.tasks.task import Task, jit
 
 
@@ -33,7 +34,7 @@ class OwnModels(Simulation):
         form = jax.eval_shape(self.models)
         self._columns = sorted(jax.eval_shape(self._evaluate, form, self._held_out) if self._held_out else ())
 
-    def advance(self, done: int) -> Step:
+    def advance(self, done: int) -> RoundsResult:
         """Do the rounds until the next evaluation, and evaluate."""
         due = self._next_evaluation(done)
         is_whole = isinstance(self.clients, OnDevice) and self._plan.examples == "device"
