@@ -1,7 +1,5 @@
 """Baselines: training without federated learning."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -10,7 +8,7 @@ from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, 
 from fedoptax.schedules import Number, check_lr
 
 
-def local(client_lr: Number) -> FedAlgorithm:
+def local(client_lr: Number) -> FedAlgorithm[Tree, tuple[()], Tree, tuple[()]]:
     """Baseline: every client trains its own model by SGD on its own examples, and sends nothing.
 
     Its models are the clients' states; the server keeps the initial parameters.
@@ -20,8 +18,8 @@ def local(client_lr: Number) -> FedAlgorithm:
     """
     check_lr(client_lr=client_lr)
 
-    def client_update(grad_fn: GradFn, message: Tree, params: Tree, batches: Minibatches) -> ClientResult:
-        def step(y: Tree, batch: Any) -> tuple[Tree, jax.Array]:
+    def client_update(grad_fn: GradFn, message: Tree, params: Tree, batches: Minibatches) -> ClientResult[Tree, Tree]:
+        def step(y: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
             loss, grads = grad_fn(y, batch)
             return tree.add_scaled(y, -client_lr, grads), loss
 
@@ -38,7 +36,7 @@ def local(client_lr: Number) -> FedAlgorithm:
     )
 
 
-def centralized(client_lr: Number) -> FedAlgorithm:
+def centralized(client_lr: Number) -> FedAlgorithm[Tree, tuple[()], Tree, tuple[()]]:
     """Baseline: SGD on the examples of all clients in one place, with as many gradients; `local` with one client.
 
     Args:

@@ -3,19 +3,14 @@
 Kim, Toghani, Uribe, Kyrillidis 2024, *Adaptive Federated Learning with Auto-Tuned Clients*, Algorithm 1.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
-from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, FedOptUpload, fedavg
+from fedoptax.algorithm import GradFn, Minibatches, Tree, local_steps
+from fedoptax.algorithms.fedopt import FedOpt, FedOptMessage, FedOptResult, FedOptUpload, fedavg
 from fedoptax.errors import check_choice, check_number, check_positive
 from fedoptax.schedules import LearningRate, Number
-
-EPS = 1e-5
-"""What released code adds to every step size."""
 
 
 def delta_sgd(
@@ -25,7 +20,7 @@ def delta_sgd(
     theta0: Number = 1.0,
     server_lr: LearningRate = 1.0,
     variant: str = "paper",
-) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, FedOptUpload]:
+) -> FedOpt[FedOptUpload]:
     """Δ-SGD (Kim et al. 2024, Algorithm 1): η_k = min(γ ‖y_k − y_{k−1}‖/(2 ‖g_k − g_{k−1}‖), √(1 + δ θ_{k−1}) η_{k−1}).
 
     Step 1 has η₀; before step k+1 the client takes the gradients at y_k and y_{k−1} on the minibatch of that step, sets
@@ -46,17 +41,17 @@ def delta_sgd(
     check_choice("variant", variant, ("paper", "released"))
     is_released = variant == "released"
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> FedOptResult:
         dtype = tree.sum_dtype(message.params)
 
-        def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
+        def step(carry: tuple, batch: Tree) -> tuple[tuple, jax.Array]:
             k, y_prev, y, eta, theta = carry
             loss, g = grad_fn(y, batch)
             _, g_prev = grad_fn(y_prev, batch)
             moved, changed = (tree.norm(tree.sub(a, b)) for a, b in ((y, y_prev), (g, g_prev)))
             grown = jnp.sqrt(1 + delta * theta) * eta
             bound = gamma * moved / (2 * jnp.where(changed > 0, changed, 1))
-            smooth = jnp.minimum(bound, grown) + (EPS if is_released else 0)
+            smooth = jnp.minimum(bound, grown) + (1e-5 if is_released else 0)
             eta_k = jnp.where((moved > 0) & (changed > 0), smooth, grown)
             if not is_released:
                 eta_k = jnp.where(k == 0, eta, eta_k)  # the first step has η₀

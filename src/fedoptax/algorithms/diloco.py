@@ -6,9 +6,8 @@ Training of Language Models*, Algorithm 1: FedOpt as users of language models kn
 
 import optax
 
-from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import optimizers
-from fedoptax.algorithms.fedopt import _fedopt, _sgd
+from fedoptax.algorithms.fedopt import FedOpt, FedOptUpload, _fedopt, _sgd
 from fedoptax.schedules import LearningRate, Number
 
 
@@ -20,7 +19,7 @@ def diloco(
     b1: Number = 0.9,
     b2: Number = 0.999,
     eps: Number = 1e-8,
-) -> FedAlgorithm:
+) -> FedOpt[FedOptUpload]:
     """DiLoCo (Douillard et al. 2023, Algorithm 1): `fedopt` of AdamW, kept by the client, and Nesterov momentum.
 
     Client: K steps y ← y − η_l (m̂/(√v̂ + ε) + λ y). Server, with d = −Δ: b ← μ b + d; x ← x − η (d + μ b). Means are
@@ -35,5 +34,4 @@ def diloco(
     """
     inner = optimizers.scale_by_adamw(b1, b2, eps, weight_decay)
     outer = optax.chain(optimizers.scale_by_momentum(momentum, nesterov=True), optimizers.descend(server_lr))
-    algorithm = _fedopt(client_lr, outer, lambda lr: optax.chain(inner, _sgd(lr)), "persist")
-    return algorithm._replace(weighting="uniform")
+    return _fedopt(client_lr, outer, lambda lr: optax.chain(inner, _sgd(lr)), "persist")._replace(weighting="uniform")

@@ -4,7 +4,7 @@ Chen, Wang, Zhang, Han, Liu, Brinton 2025, *Gradient Correction in Federated Lea
 (arXiv 2502.02727; FAdamGT in its earlier versions).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -42,7 +42,7 @@ def fadamgc(
     Our source does not define m, v and v̂ at a round's first step; `moments` sets them.
 
     Args:
-      client_lr, server_lr: η_l and η, as in `fedavg`.
+      client_lr, server_lr: η_l > 0 and η > 0, each a number or a schedule over rounds.
       b1, b2: β₁ and β₂ in [0, 1).
       eps: ε > 0.
       moments: `"persist"`: the client keeps them between rounds, from 0; `"reset"`: 0 at the start of each round.
@@ -55,10 +55,12 @@ def fadamgc(
     def init_client(params: Tree) -> FAdamGCClient:
         return FAdamGCClient(tree.zeros_like(params), adam.init(params) if persists else ())
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FedOptMessage, client: FAdamGCClient, batches: Minibatches
+    ) -> ClientResult[ScaffoldUpload, FAdamGCClient]:
         lr, correction = resolve_lr(client_lr, message.lr), tree.sub(message.shared, client.control)
 
-        def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
+        def step(carry: tuple, batch: Tree) -> tuple[tuple, jax.Array]:
             x, state, total = carry
             loss, g = grad_fn(x, batch)
             direction, state = adam.update(tree.add(g, correction), state)  # ĝ before the moments

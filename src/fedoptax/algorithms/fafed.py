@@ -5,7 +5,7 @@ equation (5).
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,9 @@ from fedoptax.algorithm import (
     mean_gradient,
     num_steps,
 )
-from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, fedavg
+from fedoptax.algorithms.fedopt import FedOpt, FedOptMessage, FedOptState, replace_updates
 from fedoptax.errors import check_choice, check_decay, check_int, check_positive
-from fedoptax.schedules import LearningRate, Number, check_lr, cube_root, resolve_lr, value_at
+from fedoptax.schedules import LearningRate, Number, Schedule, check_lr, cube_root, resolve_lr, value_at
 
 
 class NaiveUpload(NamedTuple):
@@ -57,7 +57,7 @@ class FAFEDUpload(NamedTuple):
     steps: Tree
 
 
-def naive_adaptive(lr: LearningRate, b2: Number = 0.5) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, NaiveUpload]:
+def naive_adaptive(lr: LearningRate, b2: Number = 0.5) -> FedOpt[NaiveUpload]:
     """Naive adaptive FedAvg (Wu et al. 2023, Algorithm 1): each client has its own v; Theorem 1 shows it diverging.
 
     Step: v ← β v + (1−β) g² (line 6); y ← y − η g/√v (line 10; no step where v = 0). The server averages y (line 8, in
@@ -69,7 +69,6 @@ def naive_adaptive(lr: LearningRate, b2: Number = 0.5) -> FedAlgorithm[FedOptSta
     """
     check_lr(lr=lr)
     check_decay(b2=b2)
-    fedopt = fedavg(lr)
 
     def init(params: Tree) -> FedOptState:
         return FedOptState(params, (), jnp.zeros((), jnp.int32), ())
@@ -77,10 +76,12 @@ def naive_adaptive(lr: LearningRate, b2: Number = 0.5) -> FedAlgorithm[FedOptSta
     def ratio(g: jax.Array, v: jax.Array) -> jax.Array:
         return jnp.where(v > 0, g / jnp.sqrt(v), jnp.zeros_like(g))
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, v: Tree, batches: Minibatches) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FedOptMessage, v: Tree, batches: Minibatches
+    ) -> ClientResult[NaiveUpload, Tree]:
         eta = resolve_lr(lr, message.lr)
 
-        def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:
+        def step(carry: tuple[Tree, Tree], batch: Tree) -> tuple[tuple[Tree, Tree], jax.Array]:
             y, v = carry
             loss, g = grad_fn(y, batch)  # line 5
             v = tree.ema(b2, v, tree.square(g))  # line 6
@@ -93,8 +94,7 @@ def naive_adaptive(lr: LearningRate, b2: Number = 0.5) -> FedAlgorithm[FedOptSta
     def server_update(server: FedOptState, mean: NaiveUpload, cohort: Cohort) -> FedOptState:
         return server._replace(params=mean.params, round=server.round + 1)  # line 8
 
-    algorithm = fedopt._replace(init=init, client_update=client_update, server_update=server_update)
-    return algorithm._replace(init_client=tree.zeros_like, weighting="uniform")
+    return replace_updates(lr, init, client_update, server_update)._replace(init_client=tree.zeros_like)
 
 
 def fafed(
@@ -105,7 +105,7 @@ def fafed(
     variant: str = "paper",
     adaptive: str = "adam",
     initial_batches: int | None = None,
-) -> FedAlgorithm:
+) -> FedAlgorithm[FAFEDState, FAFEDState, Tree, FAFEDUpload]:
     """FAFED (Wu et al. 2023, Algorithm 2): variance-reduced momentum at the clients, one adaptive matrix for all.
 
     Round 0 (lines 2–3): mᵢ is the mean of client i's K minibatch gradients at x₀ (a batch of B = bq, Remark 1) and
@@ -183,19 +183,21 @@ def variance_reduced(
         v = () if precondition is None else precondition.power(zeros)
         return FAFEDState(params, zeros, v, jnp.zeros((), jnp.int32))
 
-    def client_update(grad_fn: GradFn, message: FAFEDState, x_prev: Tree, batches: Minibatches) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FAFEDState, x_prev: Tree, batches: Minibatches
+    ) -> ClientResult[FAFEDUpload, Tree]:
         steps = jnp.asarray(num_steps(batches), jnp.int32)
         end = message.t + steps - (0 if is_released else 1)  # line 9: the last iteration synchronises instead
         a = () if precondition is None else tree.root_plus(message.v, precondition.rho)  # line 14
         sent_steps = steps if has_schedule else ()
 
-        def first_round() -> ClientResult:
+        def first_round() -> ClientResult[FAFEDUpload, Tree]:
             start = batches if initial_batches is None else first_batches(batches, initial_batches)
             m, loss = mean_gradient(grad_fn, message.params, start)  # line 2
             v = () if precondition is None else precondition.power(m)
             return FAFEDUpload(message.params, m, v, sent_steps), message.params, loss
 
-        def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
+        def step(carry: tuple, batch: Tree) -> tuple[tuple, jax.Array]:
             t, x_prev, x, m, v = carry
             loss, g = grad_fn(x, batch)  # line 6
             _, g_prev = grad_fn(x_prev, batch)  # line 6
@@ -205,7 +207,7 @@ def variance_reduced(
             x_next = tree.add_scaled(x, -value_at(lr, t), direction)  # line 15
             return (t + 1, x, tree.select(t < end, x_next, x), m, v), loss
 
-        def later_round() -> ClientResult:
+        def later_round() -> ClientResult[FAFEDUpload, Tree]:
             start = (message.t, x_prev, message.params, message.m, message.v)
             (_, before_last, x, m, v), loss = local_steps(step, start, batches)
             return FAFEDUpload(x, m, v, sent_steps), before_last, loss
@@ -221,13 +223,12 @@ def variance_reduced(
         eta = jnp.where(is_first, value_at(lr, t - 1), 0.0) if is_released else value_at(lr, t - 1)
         return FAFEDState(tree.add_scaled(mean.params, -eta, direction), mean.m, mean.v, t)  # lines 3 and 12
 
-    algorithm = FedAlgorithm(
+    return FedAlgorithm(
         init, lambda params: params, lambda server: server, client_update, server_update, lambda s: s.params, "uniform"
-    )
-    return algorithm._replace(gradients_per_step=2)
+    )._replace(gradients_per_step=2)
 
 
-def fafed_schedule(rho: Number, h: Number, w: Number, c: Number) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def fafed_schedule(rho: Number, h: Number, w: Number, c: Number) -> tuple[Schedule, Schedule]:
     """Equation (5): η_t = ρ h/(w + t)^{1/3}, and α_{t+1} = c η_t² cut off at 1 (Theorem 2).
 
     α₀ is not defined by the paper and not used (round 0 has no momentum); here it is α₁. The paper's language model
@@ -250,7 +251,7 @@ def fafed_schedule(rho: Number, h: Number, w: Number, c: Number) -> tuple[Callab
 
 def fafed_theory(
     smoothness: float, num_clients: int, steps: int, rounds: int, batch: int = 1, rho: float = 1.0
-) -> tuple[Callable[[Any], Any], Callable[[Any], Any], int]:
+) -> tuple[Schedule, Schedule, int]:
     """Theorem 2: η_t = ρ h̄/(w_t + t)^{1/3} with h̄ = N^{2/3}/L and w_t = max(3/2, 1728 L³ q³ h̄³ − t); α_{t+1} = c η_t².
 
     c = 1/(12 L q h̄³ ρ²) + 60 L²/(b N ρ²), and α is cut off at 1. The text prints T in place of q in w and c; but its
@@ -275,16 +276,16 @@ def fafed_theory(
     c = 1 / (12 * smoothness * steps * h**3 * rho**2) + 60 * smoothness**2 / (batch * num_clients * rho**2)
     q = max(1, round((steps * rounds / num_clients**2) ** (1 / 3)))
 
-    def lr(t: Any) -> jax.Array:
+    def lr(t: Number) -> jax.Array:
         return rho * h / jnp.cbrt(jnp.maximum(1.5 + jnp.asarray(t, float), 1728.0 * (smoothness * steps * h) ** 3))
 
     return lr, _momentum(lr, c), q
 
 
-def _momentum(lr: Callable[[Any], Any], c: Number) -> Callable[[Any], Any]:
+def _momentum(lr: Schedule, c: Number) -> Schedule:
     """α_{t+1} = c η_t², cut off at 1; α₀ is α₁."""
 
-    def alpha(t: Any) -> jax.Array:
+    def alpha(t: Number) -> jax.Array:
         eta = lr(jnp.maximum(jnp.asarray(t) - 1, 0))
         return jnp.minimum(jnp.asarray(c, eta.dtype) * eta * eta, 1.0)
 

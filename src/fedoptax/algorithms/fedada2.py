@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import optax
 
 from fedoptax import tree
-from fedoptax.algorithm import FedAlgorithm, Tree
+from fedoptax.algorithm import Tree
 from fedoptax.algorithms import optimizers
-from fedoptax.algorithms.fedopt import _fedopt, _sgd
+from fedoptax.algorithms.fedopt import FedOpt, FedOptUpload, _fedopt, _sgd
 from fedoptax.errors import check_choice, check_positive
 from fedoptax.schedules import LearningRate, Number
 
@@ -27,7 +27,7 @@ def fedada2(
     b2: Number = 0.99,
     tau: Number = 1e-3,
     eps: Number = 1e-3,
-) -> FedAlgorithm:
+) -> FedOpt[FedOptUpload]:
     """FedAda² (Lee et al. 2025): `fedopt` of two adaptive optimizers; with `client="sm3"` FedAda²++.
 
     Client, from v = 0: v ← v + g²; y ← y − η_l g/(√v + ε). SM3 keeps, for each tensor, one number per row, column, …
@@ -36,7 +36,7 @@ def fedada2(
     messages are FedAvg's. Weights are uniform.
 
     Args:
-      client_lr, server_lr: η_l and η, as in `fedavg`.
+      client_lr, server_lr: η_l > 0 and η > 0, each a number or a schedule over rounds.
       client: `"adagrad"` or `"sm3"`.
       server: `"adagrad"` or `"adam"`.
       b1, b2: β₁ and β₂ in [0, 1) of the server; β₂ is Adam's only.
@@ -50,8 +50,7 @@ def fedada2(
     options = optimizers.MomentOptions(tau)
     adagrad, adam = optimizers.scale_by_fedadagrad(b1, options), optimizers.scale_by_fedadam(b1, b2, options)
     outer = optax.chain(adagrad if server == "adagrad" else adam, optimizers.descend(server_lr))
-    algorithm = _fedopt(client_lr, outer, lambda lr: optax.chain(inner, _sgd(lr)))
-    return algorithm._replace(weighting="uniform")
+    return _fedopt(client_lr, outer, lambda lr: optax.chain(inner, _sgd(lr)))._replace(weighting="uniform")
 
 
 def scale_by_adagrad(eps: Number) -> optax.GradientTransformation:

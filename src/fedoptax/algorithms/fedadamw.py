@@ -4,23 +4,20 @@ Liu, Shang, Zhu, Liu, Liu, Liu 2025, *FedAdamW: A Communication-Efficient Optimi
 Guarantees for Federated Large Models*.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps, steps_or_one
-from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, fedavg
+from fedoptax.algorithm import ClientResult, Cohort, GradFn, Minibatches, Tree, local_steps, steps_or_one
+from fedoptax.algorithms.fedopt import FedOpt, FedOptMessage, FedOptState, replace_updates
 from fedoptax.errors import check_choice, check_decay, check_number, check_positive
 from fedoptax.schedules import LearningRate, Number, resolve_lr, value_at
 
 
 class FedAdamWShared(NamedTuple):
-    """Down besides x: −Δ/η of the last round (K times the paper's Δ_G), v̄ (a number for each tensor), and t.
-
-    t counts the local steps made so far.
-    """
+    """Down besides x: −Δ/η of the last round (K Δ_G), v̄ (one number per tensor), and t, the local steps made so far."""
 
     direction: Tree
     v: Tree
@@ -43,7 +40,7 @@ def fedadamw(
     b2: Number = 0.999,
     eps: Number = 1e-8,
     second_moment: str = "mean",
-) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, FedAdamWUpload]:
+) -> FedOpt[FedAdamWUpload]:
     """FedAdamW (Liu et al. 2025): K steps of AdamW from m = 0 and the shared v̄, each with α Δ_G added.
 
     Step k: m ← β₁ m + (1−β₁) g; v ← β₂ v + (1−β₂) g²; y ← y − η (m̂/(√v̂ + ε) + α Δ_G + λ y) with m̂ = m/(1−β₁ᵏ) and
@@ -59,7 +56,6 @@ def fedadamw(
       eps: ε > 0.
       second_moment: `"mean"` is the paper; `"whole"`: v travels whole both ways, as in the authors' code.
     """
-    fedopt = fedavg(client_lr)
     check_number("alpha", alpha, 0)
     check_number("weight_decay", weight_decay, 0)
     check_decay(b1=b1, b2=b2)
@@ -73,11 +69,13 @@ def fedadamw(
         zeros, zero = tree.zeros_like(params), jnp.zeros((), jnp.int32)
         return FedOptState(params, (), zero, FedAdamWShared(zeros, to_send(zeros), zero))
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches
+    ) -> ClientResult[FedAdamWUpload, Tree]:
         x, lr, shared = message.params, resolve_lr(client_lr, message.lr), message.shared
         delta_g = tree.scale(1 / steps_or_one(batches), shared.direction)
 
-        def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
+        def step(carry: tuple, batch: Tree) -> tuple[tuple, jax.Array]:
             y, m, v, k = carry
             loss, g = grad_fn(y, batch)
             k, t = k + 1, shared.t + k + 1
@@ -97,4 +95,4 @@ def fedadamw(
         x, shared = tree.add(server.params, mean.delta), server.shared
         return FedOptState(x, (), server.round + 1, FedAdamWShared(direction, mean.v, shared.t + mean.steps))
 
-    return fedopt._replace(init=init, client_update=client_update, server_update=server_update, weighting="uniform")
+    return replace_updates(client_lr, init, client_update, server_update)

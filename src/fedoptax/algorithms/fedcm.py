@@ -4,18 +4,16 @@ Xu, Wang, Wang, Yao 2021, *FedCM: Federated Learning with Client-level Momentum*
 2024, *Momentum Benefits Non-IID Federated Learning Simply and Provably*, call it FedAvg-M.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, steps_or_one
-from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, FedOptUpload, fedavg
+from fedoptax.algorithm import Cohort, GradFn, Minibatches, Tree, steps_or_one
+from fedoptax.algorithms.fedopt import FedOpt, FedOptMessage, FedOptResult, FedOptState, FedOptUpload, fedavg
 from fedoptax.schedules import LearningRate, Number, check_lr, value_at
 
 
-def fedcm(client_lr: LearningRate, alpha: Number = 0.1, server_lr: LearningRate = 1.0) -> FedAlgorithm:
+def fedcm(client_lr: LearningRate, alpha: Number = 0.1, server_lr: LearningRate = 1.0) -> FedOpt[FedOptUpload]:
     """FedCM (Xu et al. 2021): K steps y ← y − η_l (α g(y) + (1−α) Δ_t), Δ_{t+1} = −Δ/(η_l K), x ← x + η Δ.
 
     Δ is the uniform mean of the clients' changes y − x. Δ_t is the mean direction of the last round's steps, 0 in the
@@ -23,7 +21,7 @@ def fedcm(client_lr: LearningRate, alpha: Number = 0.1, server_lr: LearningRate 
     is shared, as the client optimizer's state, is K Δ_t = −Δ/η_l.
 
     Args:
-      client_lr, server_lr: η_l and η, as in `fedavg`.
+      client_lr, server_lr: η_l > 0 and η > 0, each a number or a schedule over rounds.
       alpha: α in (0, 1]; 1 is FedAvg.
     """
     fedopt = fedavg(client_lr, server_lr)
@@ -32,10 +30,10 @@ def fedcm(client_lr: LearningRate, alpha: Number = 0.1, server_lr: LearningRate 
     def init(params: Tree) -> FedOptState:
         return FedOptState(params, (), jnp.zeros((), jnp.int32), tree.zeros_like(params))
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> FedOptResult:
         delta_t = tree.scale(1 / steps_or_one(batches), message.shared)
 
-        def direction(y: Tree, batch: Any) -> tuple[jax.Array, Tree]:
+        def direction(y: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
             loss, g = grad_fn(y, batch)
             return loss, tree.ema(alpha, g, delta_t)
 

@@ -4,24 +4,21 @@ Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama 2021, *Federated Learni
 Algorithm 1.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree
-from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, FedOptUpload, fedavg
+from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Minibatches, Tree
+from fedoptax.algorithms.fedopt import FedOpt, FedOptMessage, FedOptResult, FedOptState, FedOptUpload, fedavg
 from fedoptax.errors import check_positive
 from fedoptax.schedules import LearningRate, Number
 
 
-def feddyn(client_lr: LearningRate, alpha: Number = 0.01) -> FedAlgorithm:
+def feddyn(client_lr: LearningRate, alpha: Number = 0.01) -> FedOpt[FedOptUpload]:
     """FedDyn (Acar et al. 2021, Algorithm 1).
 
     Client: K steps of SGD from θ on fₖ(y) − ⟨ĝₖ, y⟩ + (α/2) ‖y − θ‖², in place of its minimum; ĝₖ ← ĝₖ − α (y − θ).
-    Server: h ← h − α (1/N) Σ_S (yₖ − θ); θ ← mean yₖ − h/α. ĝₖ, which the client keeps, and h start at 0. Means are
-    uniform.
+    Server: h ← h − α (1/N) Σ_S (yₖ − θ); θ ← mean yₖ − h/α. A client keeps ĝₖ; it and h start at 0. Means are uniform.
 
     Args:
       client_lr: η_l > 0, a number or a schedule over rounds.
@@ -33,8 +30,8 @@ def feddyn(client_lr: LearningRate, alpha: Number = 0.01) -> FedAlgorithm:
     def init(params: Tree) -> FedOptState:  # h is the server optimizer's state
         return FedOptState(params, tree.zeros_like(params), jnp.zeros((), jnp.int32), ())
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, g_k: Tree, batches: Minibatches) -> ClientResult:
-        def regularised(y: Tree, batch: Any) -> tuple[jax.Array, Tree]:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, g_k: Tree, batches: Minibatches) -> FedOptResult:
+        def regularised(y: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
             loss, g = grad_fn(y, batch)
             return loss, tree.add_scaled(tree.sub(g, g_k), alpha, tree.sub(y, message.params))
 
@@ -46,5 +43,4 @@ def feddyn(client_lr: LearningRate, alpha: Number = 0.01) -> FedAlgorithm:
         theta = tree.add_scaled(tree.add(server.params, mean.delta), -1 / alpha, h)
         return FedOptState(theta, h, server.round + 1, ())
 
-    algorithm = fedopt._replace(init=init, client_update=client_update, server_update=server_update)
-    return algorithm._replace(init_client=tree.zeros_like, weighting="uniform")
+    return FedAlgorithm(init, tree.zeros_like, fedopt.broadcast, client_update, server_update, fedopt.params, "uniform")

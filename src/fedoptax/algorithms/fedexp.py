@@ -10,12 +10,9 @@ import jax.numpy as jnp
 
 from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree
-from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, fedavg
+from fedoptax.algorithms.fedopt import FedOpt, FedOptMessage, FedOptState, fedavg
 from fedoptax.errors import check_choice, check_positive
 from fedoptax.schedules import LearningRate, Number
-
-DECAY = 0.998
-"""By which released code multiplies the client's rate in each round, and ε by its square."""
 
 
 class FedExPUpload(NamedTuple):
@@ -25,7 +22,7 @@ class FedExPUpload(NamedTuple):
     square_norm: jax.Array
 
 
-def fedexp(client_lr: LearningRate, eps: Number = 1e-3, variant: str = "paper") -> FedAlgorithm:
+def fedexp(client_lr: LearningRate, eps: Number = 1e-3, variant: str = "paper") -> FedOpt[FedExPUpload]:
     """FedExP (Jhunjhunwala et al. 2023, Algorithm 1): x ← x + η_g Δ, η_g = max(1, mean ‖Δᵢ‖²/(2 (‖Δ‖² + ε))).
 
     Clients are FedAvg's; each sends one number more. Means are uniform, as in the paper.
@@ -43,13 +40,15 @@ def fedexp(client_lr: LearningRate, eps: Number = 1e-3, variant: str = "paper") 
     def init(params: Tree) -> FedOptState:  # in place of an optimizer's state the released code's x before this one
         return FedOptState(params, params if is_released else (), jnp.zeros((), jnp.int32), ())
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches
+    ) -> ClientResult[FedExPUpload, Tree]:
         upload, client, loss = clients.client_update(grad_fn, message, client, batches)
         return FedExPUpload(upload.delta, tree.square_norm(upload.delta)), client, loss
 
     def server_update(server: FedOptState, mean: FedExPUpload, cohort: Cohort) -> FedOptState:
         size, power = jnp.asarray(cohort.size, float), 2 * (server.round + 1).astype(float)
-        added = eps * size * DECAY**power if is_released else eps
+        added = eps * size * 0.998**power if is_released else eps
         eta = jnp.maximum(1, mean.square_norm / (2 * (tree.square_norm(mean.delta) + added)))
         x = tree.add_scaled(server.params, eta, mean.delta)
         return FedOptState(x, server.params if is_released else (), server.round + 1, ())

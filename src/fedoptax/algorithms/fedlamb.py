@@ -8,26 +8,17 @@ their readings is an argument, and docs/algorithms has the lines.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import (
-    ClientResult,
-    Cohort,
-    FedAlgorithm,
-    GradFn,
-    Minibatches,
-    Tree,
-    first_batches,
-    local_steps,
-    mean_gradient,
-)
-from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, fedavg
+from fedoptax.algorithm import ClientResult, Cohort, GradFn, Minibatches, first_batches, local_steps, mean_gradient
+from fedoptax.algorithms.fedopt import FedOpt, FedOptMessage, FedOptState, replace_updates
 from fedoptax.errors import UsageError, check_choice, check_decay, check_number, check_positive
 from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr
+from fedoptax.tree import Tree
 
 Phi = str | Callable[[jax.Array], jax.Array]
 """φ: `"clip"`, `"identity"`, or a function of a layer's norm, a scalar, to a scalar."""
@@ -83,7 +74,7 @@ def local_amsgrad(
     bias_correction: str | bool = False,
     second_moment: str = "server",
     gradient: str = "current",
-) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, AMSUpload]:
+) -> FedOpt[AMSUpload]:
     """Local AMSGrad (Chen, Li, Li 2020), "Fed-AMS": Fed-LAMB's Algorithm 1 with θ ← θ − α p in place of line 12.
 
     Arguments are those of `fedlamb`.
@@ -105,7 +96,7 @@ def fedlamb(
     bias_correction: str | bool = False,
     second_moment: str = "server",
     gradient: str = "current",
-) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, AMSUpload]:
+) -> FedOpt[AMSUpload]:
     """Fed-LAMB (Karimi, Li, Li, Algorithm 1): Local AMSGrad with steps normalised layer by layer.
 
     Line 12, per layer ℓ with u = p^ℓ + λ θ^ℓ: θ^ℓ ← θ^ℓ − α φ(‖θ^ℓ‖) u/‖u‖; a layer with ‖u‖ = 0 does not move.
@@ -147,7 +138,9 @@ def fedlamb(
     return _local_adaptive(lr, direction, options)
 
 
-def _local_adaptive(lr: LearningRate, direction: Callable[[Tree, Tree], Tree], options: AMSOptions) -> FedAlgorithm:
+def _local_adaptive(
+    lr: LearningRate, direction: Callable[[Tree, Tree], Tree], options: AMSOptions
+) -> FedOpt[AMSUpload]:
     """Algorithm 1, with θ ← θ − α direction(p, θ) in line 12; v̂ is the shared state of the clients' optimizers."""
     check_lr(lr=lr)
     b1, b2, correction = options.b1, options.b2, options.bias_correction
@@ -160,7 +153,9 @@ def _local_adaptive(lr: LearningRate, direction: Callable[[Tree, Tree], Tree], o
         v = tree.full_like(params, options.v0) if has_v else ()  # line 2
         return Moments(tree.zeros_like(params), jnp.zeros((), jnp.int32) if correction else (), v)
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches
+    ) -> ClientResult[AMSUpload, Tree]:
         theta_0, v_hat = message.params, message.shared  # line 5
         alpha = resolve_lr(lr, message.lr)
         m, s, v = client if persists else fresh(theta_0)
@@ -168,7 +163,7 @@ def _local_adaptive(lr: LearningRate, direction: Callable[[Tree, Tree], Tree], o
         if options.gradient == "once":
             once = mean_gradient(grad_fn, theta_0, first_batches(batches, 1))
 
-        def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
+        def step(carry: tuple, batch: Tree) -> tuple[tuple, jax.Array]:
             theta, m, v, s = carry
             if options.gradient == "once":
                 g, loss = once
@@ -193,8 +188,8 @@ def _local_adaptive(lr: LearningRate, direction: Callable[[Tree, Tree], Tree], o
         v_max = jax.tree.map(jnp.maximum, server.shared, mean.v)
         return FedOptState(mean.params, (), server.round + 1, v_max)  # line 16
 
-    fedopt = fedavg(lr)._replace(init=init, client_update=client_update, server_update=server_update)
-    return fedopt._replace(init_client=fresh if persists else fedopt.init_client, weighting="uniform")
+    algorithm = replace_updates(lr, init, client_update, server_update)
+    return algorithm._replace(init_client=fresh) if persists else algorithm
 
 
 def _layer_norms(params: Tree, layers: str) -> Tree:
@@ -202,7 +197,7 @@ def _layer_norms(params: Tree, layers: str) -> Tree:
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
     wide = tree.sum_dtype(params)
     names = [path if layers == "tensor" else path[:-1] for path, _ in leaves]
-    squares: dict[Any, jax.Array] = {}
+    squares: dict[tuple, jax.Array] = {}
     for name, (_, a) in zip(names, leaves):
         squares[name] = squares.get(name, jnp.zeros((), wide)) + jnp.sum(jnp.square(a.astype(wide)))
     return jax.tree.unflatten(structure, [jnp.sqrt(squares[name]) for name in names])

@@ -3,14 +3,14 @@
 Tang, Chang 2024, *FedLion: Faster Adaptive Federated Optimization with Fewer Communication*, Algorithm 1.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps, num_steps
-from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, fedavg
+from fedoptax.algorithm import ClientResult, Cohort, GradFn, Minibatches, Tree, local_steps, num_steps
+from fedoptax.algorithms.fedopt import FedOpt, FedOptMessage, FedOptState, replace_updates
 from fedoptax.errors import UsageError, check_decay, check_int
 from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at
 from fedoptax.wrappers import codecs
@@ -23,7 +23,7 @@ class FedLionUpload(NamedTuple):
     m: Tree
 
 
-def fedlion(lr: LearningRate, b1: Number = 0.9, b2: Number = 0.99, max_steps: int = 127) -> FedAlgorithm:
+def fedlion(lr: LearningRate, b1: Number = 0.9, b2: Number = 0.99, max_steps: int = 127) -> FedOpt[FedLionUpload]:
     """FedLion (Tang and Chang 2024, Algorithm 1): K local steps of Lion from the shared m, whose mean is the next m.
 
     Step: y ← y − γ sign(β₁ m + (1−β₁) g); m ← β₂ m + (1−β₂) g. The upload is (x − y)/γ, whole numbers that take
@@ -44,12 +44,14 @@ def fedlion(lr: LearningRate, b1: Number = 0.9, b2: Number = 0.99, max_steps: in
     def init(params: Tree) -> FedOptState:
         return FedOptState(params, (), jnp.zeros((), jnp.int32), tree.zeros_like(params))
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches
+    ) -> ClientResult[FedLionUpload, Tree]:
         x, gamma, steps = message.params, resolve_lr(lr, message.lr), num_steps(batches)
         if isinstance(steps, int) and steps > max_steps:
             raise UsageError(f"max_steps must be >= {steps}, the local steps of a client, got {max_steps}")
 
-        def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:
+        def step(carry: tuple[Tree, Tree], batch: Tree) -> tuple[tuple[Tree, Tree], jax.Array]:
             signs, m = carry
             loss, g = grad_fn(tree.add_scaled(x, -gamma, signs), batch)  # at y = x − γ Σ sign
             signs = tree.add(signs, jax.tree.map(jnp.sign, tree.ema(b1, m, g)))
@@ -67,5 +69,4 @@ def fedlion(lr: LearningRate, b1: Number = 0.9, b2: Number = 0.99, max_steps: in
         x = tree.add_scaled(server.params, -value_at(lr, server.round), mean.signs)
         return FedOptState(x, (), server.round + 1, mean.m)
 
-    fedopt = fedavg(lr)._replace(init=init, client_update=client_update, server_update=server_update)
-    return fedopt._replace(weighting="uniform", decode=decode)
+    return replace_updates(lr, init, client_update, server_update)._replace(decode=decode)

@@ -13,7 +13,7 @@ import optax
 from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, num_steps
 from fedoptax.algorithms import optimizers
-from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, FedOptUpload, _fedopt, _sgd
+from fedoptax.algorithms.fedopt import FedOpt, FedOptMessage, FedOptState, FedOptUpload, _fedopt, _sgd
 from fedoptax.schedules import LearningRate, Number
 
 
@@ -24,7 +24,7 @@ class FedNovaUpload(NamedTuple):
     length: jax.Array
 
 
-def fednova(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: Number = 0.0) -> FedAlgorithm:
+def fednova(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: Number = 0.0) -> FedOpt[FedNovaUpload]:
     """FedNova (Wang et al. 2020, Section 4): x ← x + η τ_eff Σ pᵢ Δᵢ/‖aᵢ‖₁ with τ_eff = Σ pᵢ ‖aᵢ‖₁.
 
     Client: K steps of SGD with momentum ρ (m ← ρ m + g, from 0 in each round; y ← y − η_l m), in which the gradient of
@@ -32,19 +32,21 @@ def fednova(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: Nu
     τ_eff times the mean of the normalised changes. With equal K this is FedAvg. Weights are by examples.
 
     Args:
-      client_lr, server_lr: η_l and η, as in `fedavg`.
+      client_lr, server_lr: η_l > 0 and η > 0, each a number or a schedule over rounds.
       momentum: ρ in [0, 1).
     """
     inner = optimizers.scale_by_momentum(momentum)
-    algorithm = _fedopt(client_lr, optimizers.descend(server_lr), lambda lr: optax.chain(inner, _sgd(lr)))
+    fedopt = _fedopt(client_lr, optimizers.descend(server_lr), lambda lr: optax.chain(inner, _sgd(lr)))
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
-        upload, client, loss = algorithm.client_update(grad_fn, message, client, batches)
+    def client_update(
+        grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches
+    ) -> ClientResult[FedNovaUpload, Tree]:
+        upload, client, loss = fedopt.client_update(grad_fn, message, client, batches)
         k = jnp.asarray(num_steps(batches), float)
         length = (k - momentum * (1 - momentum**k) / (1 - momentum)) / (1 - momentum)
         return FedNovaUpload(tree.scale(1 / jnp.maximum(length, 1), upload.delta), length), client, loss
 
     def server_update(server: FedOptState, mean: FedNovaUpload, cohort: Cohort) -> FedOptState:
-        return algorithm.server_update(server, FedOptUpload(tree.scale(mean.length, mean.delta), ()), cohort)
+        return fedopt.server_update(server, FedOptUpload(tree.scale(mean.length, mean.delta), ()), cohort)
 
-    return algorithm._replace(client_update=client_update, server_update=server_update)
+    return FedAlgorithm(fedopt.init, fedopt.init_client, fedopt.broadcast, client_update, server_update, fedopt.params)

@@ -13,7 +13,7 @@ import optax
 from optax import GradientTransformation
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, Upload, local_steps
 from fedoptax.algorithms import optimizers
 from fedoptax.algorithms.optimizers import MomentOptions
 from fedoptax.errors import UsageError, check_choice
@@ -44,6 +44,12 @@ class FedOptUpload(NamedTuple):
     client_opt_state: Tree
 
 
+FedOpt = FedAlgorithm[FedOptState, FedOptMessage, Tree, Upload]
+"""An algorithm with the server's state and the message of FedOpt; its parameter is the type of the upload."""
+
+FedOptResult = ClientResult[FedOptUpload, Tree]
+
+
 def _sgd(lr: Number) -> GradientTransformation:
     return optax.stateless(lambda grads, params: tree.scale(-lr, grads))
 
@@ -51,9 +57,9 @@ def _sgd(lr: Number) -> GradientTransformation:
 def _fedopt(
     client_lr: LearningRate,
     server_optimizer: GradientTransformation,
-    client_optimizer: Callable[[Any], GradientTransformation] = _sgd,
+    client_optimizer: Callable[[Number], GradientTransformation] = _sgd,
     client_state: str = "reset",
-) -> FedAlgorithm:
+) -> FedOpt[FedOptUpload]:
     """Algorithm 1 (FedOpt), with its line numbers at the code; a client optimizer may use the learning rate."""
     check_lr(client_lr=client_lr)
     check_choice("client_state", client_state, ("reset", "average", "persist", "server"))
@@ -73,10 +79,10 @@ def _fedopt(
         shared = server.opt_state if is_fixed else server.shared
         return FedOptMessage(server.params, value_to_send(client_lr, server.round), shared)
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> FedOptResult:
         optimizer = client_optimizer(resolve_lr(client_lr, message.lr))
 
-        def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:
+        def step(carry: tuple[Tree, Tree], batch: Tree) -> tuple[tuple[Tree, Tree], jax.Array]:
             y, state = carry
             loss, grads = grad_fn(y, batch)  # line 7
             updates, new_state = optimizer.update(grads, state, y)  # line 8
@@ -99,7 +105,7 @@ def _fedopt(
 
 def fedopt(
     client_optimizer: GradientTransformation, server_optimizer: GradientTransformation, client_state: str = "reset"
-) -> FedAlgorithm:
+) -> FedOpt[FedOptUpload]:
     """Algorithm 1 (FedOpt) with any two optax transformations.
 
     The client runs K steps of `client_optimizer` from x (lines 4–8) and uploads Δᵢ = y − x (line 9); the server feeds
@@ -119,7 +125,7 @@ def fedopt(
     return _fedopt(1.0, server_optimizer, lambda lr: client_optimizer, client_state)
 
 
-def fedavg(client_lr: LearningRate, server_lr: LearningRate = 1.0) -> FedAlgorithm:
+def fedavg(client_lr: LearningRate, server_lr: LearningRate = 1.0) -> FedOpt[FedOptUpload]:
     """FedAvg (McMahan et al. 2017) as FedOpt: SGD at the clients, x ← x + η Δ at the server.
 
     Args:
@@ -129,8 +135,24 @@ def fedavg(client_lr: LearningRate, server_lr: LearningRate = 1.0) -> FedAlgorit
     return _fedopt(client_lr, optimizers.descend(server_lr))
 
 
-def fedavgm(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: Number = 0.9) -> FedAlgorithm:
-    """FedAvgM (Hsu et al. 2019): m ← μ m + Δ; x ← x + η m; arguments as `fedavg`, and μ in [0, 1)."""
+def replace_updates(
+    client_lr: LearningRate,
+    init: Callable[[Tree], FedOptState],
+    client_update: Callable[[GradFn, FedOptMessage, Tree, Minibatches], ClientResult[Upload, Tree]],
+    server_update: Callable[[FedOptState, Upload, Cohort], FedOptState],
+) -> FedOpt[Upload]:
+    """FedAvg with another initial state and other updates; clients receive the same message, and means are uniform."""
+    avg = fedavg(client_lr)
+    return FedAlgorithm(init, avg.init_client, avg.broadcast, client_update, server_update, avg.params, "uniform")
+
+
+def fedavgm(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: Number = 0.9) -> FedOpt[FedOptUpload]:
+    """FedAvgM (Hsu et al. 2019): SGD at the clients; m ← μ m + Δ and x ← x + η m at the server.
+
+    Args:
+      client_lr, server_lr: η_l > 0 and η > 0, each a number or a schedule over rounds.
+      momentum: μ in [0, 1); 0 is FedAvg.
+    """
     return _fedopt(client_lr, optax.chain(optimizers.scale_by_momentum(momentum), optimizers.descend(server_lr)))
 
 
@@ -140,11 +162,11 @@ def fedadagrad(
     b1: Number = 0.0,
     tau: Number = 1e-3,
     initial_accumulator: Number | None = None,
-) -> FedAlgorithm:
+) -> FedOpt[FedOptUpload]:
     """FedAdagrad (Reddi et al. 2021, Algorithm 2): m ← β₁ m + (1−β₁) Δ; v ← v + Δ²; x ← x + η m/(√v + τ).
 
     Args:
-      client_lr, server_lr: η_l and η, as in `fedavg`.
+      client_lr, server_lr: η_l > 0 and η > 0, each a number or a schedule over rounds.
       b1: β₁ in [0, 1).
       tau: τ > 0, the degree of adaptivity (smaller is more adaptive).
       initial_accumulator: what v starts at, >= 0; None is τ².
@@ -161,14 +183,15 @@ def fedyogi(
     tau: Number = 1e-3,
     debias: bool = False,
     initial_accumulator: Number | None = None,
-) -> FedAlgorithm:
+) -> FedOpt[FedOptUpload]:
     """FedYogi (Reddi et al. 2021, Algorithm 2): `fedadam` with v ← v − (1−β₂) Δ² sign(v − Δ²).
 
     Args:
-      client_lr, server_lr: η_l and η, as in `fedavg`.
+      client_lr, server_lr: η_l > 0 and η > 0, each a number or a schedule over rounds.
       b1, b2: β₁ and β₂ in [0, 1).
       tau: τ > 0, the degree of adaptivity (smaller is more adaptive).
-      debias, initial_accumulator: as in `fedadam`.
+      debias: False is the paper; True scales the step by √(1−β₂ᵗ)/(1−β₁ᵗ) and starts v at 0, see `fedadam`.
+      initial_accumulator: what v starts at, >= 0; None is τ², or 0 with `debias`.
     """
     direction = optimizers.scale_by_fedyogi(b1, b2, MomentOptions(tau, debias, initial_accumulator))
     return _fedopt(client_lr, optax.chain(direction, optimizers.descend(server_lr)))
@@ -182,11 +205,11 @@ def fedadam(
     tau: Number = 1e-3,
     debias: bool = False,
     initial_accumulator: Number | None = None,
-) -> FedAlgorithm:
+) -> FedOpt[FedOptUpload]:
     """FedAdam (Reddi et al. 2021, Algorithm 2): m ← β₁ m + (1−β₁) Δ; v ← β₂ v + (1−β₂) Δ²; x ← x + η m/(√v + τ).
 
     Args:
-      client_lr, server_lr: η_l and η, as in `fedavg`.
+      client_lr, server_lr: η_l > 0 and η > 0, each a number or a schedule over rounds.
       b1, b2: β₁ and β₂ in [0, 1).
       tau: τ > 0, the degree of adaptivity (smaller is more adaptive).
       debias: False is the paper (no bias correction, v starts at τ²). True is the convention of the authors' released
@@ -207,13 +230,13 @@ def fedadabound(
     final_lr: Number = 0.1,
     gamma: Number = 1e-3,
     decay: bool = True,
-) -> FedAlgorithm:
+) -> FedOpt[FedOptUpload]:
     """FedAdaBound (named in Reddi et al. 2021, Section 2): the server's optimizer is AdaBound (Luo et al. 2019).
 
     m, v as FedAdam, from 0; x ← x + clip(η/√v, η_f (1 − 1/(γ t + 1)), η_f (1 + 1/(γ t))) m/√t, from t = 1.
 
     Args:
-      client_lr, server_lr: η_l and η, as in `fedavg`.
+      client_lr, server_lr: η_l > 0 and η > 0, each a number or a schedule over rounds.
       b1, b2: β₁ and β₂ in [0, 1).
       final_lr: η_f > 0, the SGD step that the bounds end at.
       gamma: γ > 0, how fast they do.
@@ -224,16 +247,25 @@ def fedadabound(
 
 def fedams(
     client_lr: LearningRate, server_lr: LearningRate, b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3
-) -> FedAlgorithm:
+) -> FedOpt[FedOptUpload]:
     """FedAMS (Wang, Lin, Chen 2022): m, v as FedAdam; v̂ ← max(v̂, v, ε); x ← x + η m/√v̂; v, v̂ start at 0.
 
-    While v stays below ε, as it does for small pseudo-gradients, v̂ = ε and this is `fedavgm`: choose ε near Δ².
+    Args:
+      client_lr, server_lr: η_l > 0 and η > 0, each a number or a schedule over rounds.
+      b1, b2: β₁ and β₂ in [0, 1).
+      eps: ε > 0. While v stays below ε, as it does for small Δ, v̂ = ε and this is `fedavgm`: choose ε near Δ².
     """
     return _fedopt(client_lr, optax.chain(optimizers.scale_by_fedams(b1, b2, eps), optimizers.descend(server_lr)))
 
 
 def fedamsgrad(
     client_lr: LearningRate, server_lr: LearningRate, b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3
-) -> FedAlgorithm:
-    """FedAMSGrad (Wang, Lin, Chen 2022, option 2): v̂ ← max(v̂, v); x ← x + η m/(√v̂ + ε); v, v̂ start at 0."""
+) -> FedOpt[FedOptUpload]:
+    """FedAMSGrad (Wang, Lin, Chen 2022, option 2): v̂ ← max(v̂, v); x ← x + η m/(√v̂ + ε); v, v̂ start at 0.
+
+    Args:
+      client_lr, server_lr: η_l > 0 and η > 0, each a number or a schedule over rounds.
+      b1, b2: β₁ and β₂ in [0, 1).
+      eps: ε > 0.
+    """
     return _fedopt(client_lr, optax.chain(optimizers.scale_by_fedamsgrad(b1, b2, eps), optimizers.descend(server_lr)))

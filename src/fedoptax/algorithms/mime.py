@@ -5,27 +5,17 @@ its table of base optimizers (a step U and a tracking rule V).
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import (
-    ClientResult,
-    Cohort,
-    FedAlgorithm,
-    GradFn,
-    Minibatches,
-    Tree,
-    cond,
-    local_steps,
-    mean_gradient,
-    steps_or_one,
-)
-from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, fedavg
+from fedoptax.algorithm import ClientResult, Cohort, GradFn, Minibatches, cond, local_steps, mean_gradient, steps_or_one
+from fedoptax.algorithms.fedopt import FedOpt, FedOptMessage, FedOptState, replace_updates
 from fedoptax.errors import check_choice, check_decay, check_positive
 from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_to_send
+from fedoptax.tree import Tree
 
 
 class Statistics(NamedTuple):
@@ -57,7 +47,7 @@ def mime(
     b2: Number = 0.99,
     eps: Number = 1e-3,
     control: str = "current",
-) -> FedAlgorithm:
+) -> FedOpt[Tree]:
     """Mime (Karimireddy et al. 2020a, Algorithm 1).
 
     Client: y ← x; K steps y ← y − η U(g(y; ξ) − g(x; ξ) + c, s); upload y and ∇fᵢ(x). Server: s ← V(mean ∇fᵢ(x), s);
@@ -86,14 +76,14 @@ def mime(
 
 def mimelite(
     client_lr: LearningRate, base: str = "sgd", b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3
-) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, MimeUpload]:
+) -> FedOpt[MimeUpload]:
     """MimeLite (Karimireddy et al. 2020a, Algorithm 1): `mime` without control variate, y ← y − η U(g(y; ξ), s)."""
     return _mime(client_lr, base, b1, b2, eps, corrects_drift=False)
 
 
 def _mime(
     client_lr: LearningRate, base: str, b1: Number, b2: Number, eps: Number, corrects_drift: bool
-) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, MimeUpload]:
+) -> FedOpt[MimeUpload]:
     """MimeLite, and Mime with the control of the round before."""
     base_init, direction, track = _base(client_lr, base, b1, b2, eps)
 
@@ -101,10 +91,12 @@ def _mime(
         shared = Shared(base_init(params), tree.zeros_like(params) if corrects_drift else ())
         return FedOptState(params, (), jnp.zeros((), jnp.int32), shared)
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches
+    ) -> ClientResult[MimeUpload, Tree]:
         x, lr, shared = message.params, resolve_lr(client_lr, message.lr), message.shared
 
-        def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:
+        def step(carry: tuple[Tree, Tree], batch: Tree) -> tuple[tuple[Tree, Tree], jax.Array]:
             y, gradient = carry
             loss, g = grad_fn(y, batch)
             _, g_x = grad_fn(x, batch)
@@ -120,13 +112,10 @@ def _mime(
         shared = Shared(track(mean.gradient, server.shared.stats), mean.gradient if corrects_drift else ())
         return FedOptState(tree.add(server.params, mean.delta), (), server.round + 1, shared)
 
-    algorithm = fedavg(client_lr)._replace(init=init, client_update=client_update, server_update=server_update)
-    return algorithm._replace(weighting="uniform", gradients_per_step=2)
+    return replace_updates(client_lr, init, client_update, server_update)._replace(gradients_per_step=2)
 
 
-def _mime_of_two_exchanges(
-    client_lr: LearningRate, base: str, b1: Number, b2: Number, eps: Number
-) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, Tree]:
+def _mime_of_two_exchanges(client_lr: LearningRate, base: str, b1: Number, b2: Number, eps: Number) -> FedOpt[Tree]:
     """Algorithm 1 with its extra exchange: ∇fᵢ(x) goes up in even rounds, y − x in the odd ones."""
     _, direction, track = _base(client_lr, base, b1, b2, eps)
 
@@ -134,10 +123,12 @@ def _mime_of_two_exchanges(
         shared = server.shared._replace(exchange=server.round % 2)
         return FedOptMessage(server.params, value_to_send(client_lr, server.round // 2), shared)
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches
+    ) -> ClientResult[Tree, Tree]:
         x, lr, shared = message.params, resolve_lr(client_lr, message.lr), message.shared
 
-        def step(y: Tree, batch: Any) -> tuple[Tree, jax.Array]:
+        def step(y: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
             loss, g = grad_fn(y, batch)
             _, g_x = grad_fn(x, batch)
             g = tree.add(tree.sub(g, g_x), shared.control)

@@ -5,9 +5,8 @@ Thérien, Huang, Defazio, Rish, Belilovsky 2025, *MuLoCo: Muon is a practical in
 
 import optax
 
-from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import optimizers
-from fedoptax.algorithms.fedopt import _fedopt, _sgd
+from fedoptax.algorithms.fedopt import FedOpt, FedOptUpload, _fedopt, _sgd
 from fedoptax.schedules import LearningRate, Number
 
 
@@ -21,7 +20,7 @@ def muloco(
     b1: Number = 0.9,
     b2: Number = 0.999,
     eps: Number = 1e-8,
-) -> FedAlgorithm:
+) -> FedOpt[FedOptUpload]:
     """MuLoCo (Thérien et al. 2025, Algorithm 1): `diloco`, with Muon for the matrices of hidden layers.
 
     Client: for these m ← β m + g; y ← y − η_l (√max(1, n/k) NS(g + β m) + λ y), for other parameters AdamW, as in
@@ -39,5 +38,4 @@ def muloco(
     """
     inner = optimizers.scale_by_muon(beta, adamw, b1, b2, eps, weight_decay)
     outer = optax.chain(optimizers.scale_by_momentum(momentum, nesterov=True), optimizers.descend(server_lr))
-    algorithm = _fedopt(client_lr, outer, lambda lr: optax.chain(inner, _sgd(lr)), "persist")
-    return algorithm._replace(weighting="uniform")
+    return _fedopt(client_lr, outer, lambda lr: optax.chain(inner, _sgd(lr)), "persist")._replace(weighting="uniform")

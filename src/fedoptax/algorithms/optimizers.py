@@ -137,10 +137,7 @@ def adabound(
 
 
 def scale_by_adamw(b1: Number, b2: Number, eps: Number, weight_decay: Number) -> GradientTransformation:
-    """AdamW (Loshchilov and Hutter 2019): m̂/(√v̂ + ε) + λ x, with m̂ = m/(1 − β₁ᵗ), v̂ = v/(1 − β₂ᵗ) from t = 1.
-
-    m and v are those of FedAdam, from 0; x are the parameters.
-    """
+    """AdamW (Loshchilov and Hutter 2019): m̂/(√v̂ + ε) + λ x, with FedAdam's m and v from 0, bias-corrected."""
     check_decay(b1=b1, b2=b2)
     check_positive(eps=eps)
     check_number("weight_decay", weight_decay, 0)
@@ -175,7 +172,7 @@ def scale_by_muon(
 
     muon = optax.chain(scale_by_momentum(beta, nesterov=True), optax.stateless(direction))
 
-    def label(path: Any, a: jax.Array) -> str:
+    def label(path: tuple, a: jax.Array) -> str:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         return "muon" if a.ndim > 1 and not re.search(adamw, name) else "adamw"
 

@@ -1,10 +1,9 @@
 """SCAFFOLD: control variates correct the drift of the clients.
 
-Karimireddy et al. 2020, *SCAFFOLD: Stochastic Controlled Averaging for Federated Learning*, Algorithm 1. Each client
-keeps its control variate cᵢ between rounds; each round sends (x, c) down and (Δy, Δc) up: two vectors each way.
+Karimireddy et al. 2020, *SCAFFOLD: Stochastic Controlled Averaging for Federated Learning*, Algorithm 1.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,6 @@ from fedoptax import tree
 from fedoptax.algorithm import (
     ClientResult,
     Cohort,
-    FedAlgorithm,
     GradFn,
     Minibatches,
     Tree,
@@ -24,9 +22,9 @@ from fedoptax.algorithm import (
     steps_or_one,
 )
 from fedoptax.algorithms import optimizers
-from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, fedavg
+from fedoptax.algorithms.fedopt import FedOpt, FedOptMessage, FedOptState, replace_updates
 from fedoptax.errors import check_choice
-from fedoptax.schedules import LearningRate, Number, resolve_lr, value_at
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at
 
 
 class ScaffoldUpload(NamedTuple):
@@ -41,7 +39,7 @@ def scaffold(
     server_lr: LearningRate = 1.0,
     option: str = "II",
     server_optimizer: optax.GradientTransformation | None = None,
-) -> FedAlgorithm:
+) -> FedOpt[ScaffoldUpload]:
     """SCAFFOLD (Karimireddy et al. 2020, Algorithm 1); clients share x and the control variate c.
 
     Client: y ← x (line 7); K steps y ← y − η_l (g(y) − cᵢ + c) (lines 8–10); cᵢ⁺ by the option (line 12); upload
@@ -49,13 +47,13 @@ def scaffold(
     controls start at 0. K is the number of steps the client took; a client that took none keeps its control.
 
     Args:
-      client_lr, server_lr: η_l and η, as in `fedavg`.
+      client_lr, server_lr: η_l > 0 and η > 0, each a number or a schedule over rounds.
       option: `"II"`: cᵢ⁺ = cᵢ − c + (x − y)/(K η_l), at no cost; `"I"`: cᵢ⁺ = ∇fᵢ(x), taken as the mean of the round's
         minibatch gradients at x, which doubles the gradients computed.
       server_optimizer: an optax transformation that gets −Σ wᵢ Δyᵢ as its gradient, as in `fedopt`; x ← x + η u with
         its update u (Reddi et al. 2021, Section 3, discussion (iv)). None is u = Σ wᵢ Δyᵢ.
     """
-    fedopt = fedavg(client_lr, server_lr)
+    check_lr(client_lr=client_lr, server_lr=server_lr)
     check_choice("option", option, ("I", "II"))
     optimizer = optax.scale(-1.0) if server_optimizer is None else server_optimizer
     optimizers.check_optimizer("server_optimizer", optimizer)
@@ -63,10 +61,12 @@ def scaffold(
     def init(params: Tree) -> FedOptState:
         return FedOptState(params, optimizer.init(params), jnp.zeros((), jnp.int32), tree.zeros_like(params))
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, c_i: Tree, batches: Minibatches) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FedOptMessage, c_i: Tree, batches: Minibatches
+    ) -> ClientResult[ScaffoldUpload, Tree]:
         x, c, lr = message.params, message.shared, resolve_lr(client_lr, message.lr)
 
-        def step(y: Tree, batch: Any) -> tuple[Tree, jax.Array]:
+        def step(y: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
             loss, g = grad_fn(y, batch)  # line 9
             return tree.add_scaled(y, -lr, tree.add(tree.sub(g, c_i), c)), loss  # line 10
 
@@ -85,9 +85,8 @@ def scaffold(
         c = tree.add_scaled(server.shared, cohort.size / cohort.num_clients, mean.control_delta)  # line 17
         return FedOptState(x, opt_state, server.round + 1, c)
 
-    algorithm = fedopt._replace(init=init, client_update=client_update, server_update=server_update)
-    gradients = 2 if option == "I" else 1
-    return algorithm._replace(init_client=tree.zeros_like, weighting="uniform", gradients_per_step=gradients)
+    algorithm = replace_updates(client_lr, init, client_update, server_update)
+    return algorithm._replace(init_client=tree.zeros_like, gradients_per_step=2 if option == "I" else 1)
 
 
 def scaffold_adam(
@@ -98,14 +97,17 @@ def scaffold_adam(
     b2: Number = 0.99,
     tau: Number = 1e-3,
     debias: bool = False,
-) -> FedAlgorithm:
+) -> FedOpt[ScaffoldUpload]:
     """SCAFFOLD's clients and FedAdam's server, "directly combined" (Reddi et al. 2021, Section 3, discussion (iv)).
 
     `scaffold` with `fedadam`'s m ← β₁ m + (1−β₁) Δ; v ← β₂ v + (1−β₂) Δ²; x ← x + η m/(√v + τ).
 
     Args:
-      client_lr, option: as in `scaffold`.
-      server_lr, b1, b2, tau, debias: as in `fedadam`.
+      client_lr, server_lr: η_l > 0 and η > 0, each a number or a schedule over rounds.
+      option: `"II"` or `"I"`, how a client updates its control, see `scaffold`.
+      b1, b2: β₁ and β₂ in [0, 1).
+      tau: τ > 0, the degree of adaptivity (smaller is more adaptive).
+      debias: False is the paper; True scales the step by √(1−β₂ᵗ)/(1−β₁ᵗ) and starts v at 0, see `fedadam`.
     """
     adam = optimizers.scale_by_fedadam(b1, b2, optimizers.MomentOptions(tau, debias))
     return scaffold(client_lr, server_lr, option, optax.chain(adam, optax.scale(-1.0)))

@@ -1,24 +1,21 @@
 """FedOpt with a shared client optimizer: its state is averaged and broadcast with x. Local AdaAlter and Lookahead.
 
-Reddi et al. 2021, *Adaptive Federated Optimization*, Section 1, "Related work", calls both special cases of its
-Algorithm 1, which they are with `fedopt(…, client_state="average")`.
+Both are special cases of Algorithm 1 of Reddi et al. 2021 (Section 1): `fedopt(…, client_state="average")`.
 """
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
+from fedoptax.algorithm import GradFn, Minibatches, Tree, local_steps
 from fedoptax.algorithms import optimizers
-from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, FedOptUpload, _fedopt, _sgd
+from fedoptax.algorithms.fedopt import FedOpt, FedOptMessage, FedOptResult, FedOptState, FedOptUpload, _fedopt, _sgd
 from fedoptax.errors import check_number, check_positive
 from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr
 
 
-def local_adaalter(lr: LearningRate, b0: Number = 1.0, eps: Number = 1.0) -> FedAlgorithm:
+def local_adaalter(lr: LearningRate, b0: Number = 1.0, eps: Number = 1.0) -> FedOpt[FedOptUpload]:
     """Local AdaAlter (Xie et al. 2019, *Local AdaAlter*, the algorithm of that name): AdaGrad with a lazy denominator.
 
     Client, from the shared x and A² = B²: at local step t′ = 1, 2, … y ← y − η g/√(B² + t′ ε²) and A² ← A² + g², so all
@@ -39,10 +36,10 @@ def local_adaalter(lr: LearningRate, b0: Number = 1.0, eps: Number = 1.0) -> Fed
     def init(params: Tree) -> FedOptState:
         return fedopt.init(params)._replace(shared=tree.full_like(params, b0**2))
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> FedOptResult:
         x, b_squared, eta = message.params, message.shared, resolve_lr(lr, message.lr)
 
-        def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
+        def step(carry: tuple, batch: Tree) -> tuple[tuple, jax.Array]:
             y, a_squared, t = carry
             loss, g = grad_fn(y, batch)
             t = t + 1
@@ -58,7 +55,7 @@ def local_adaalter(lr: LearningRate, b0: Number = 1.0, eps: Number = 1.0) -> Fed
 
 def lookahead(
     client_lr: LearningRate, alpha: Number = 0.5, b1: Number = 0.9, b2: Number = 0.999, eps: Number = 1e-8
-) -> FedAlgorithm:
+) -> FedOpt[FedOptUpload]:
     """Federated Lookahead (Zhang et al. 2019b, Algorithm 1, as Reddi et al. 2021 extend it), with Adam inside.
 
     Clients run K steps of Adam (the fast weights) from x and the shared moments; server: x ← x + α (mean y − x) (the

@@ -4,12 +4,12 @@ Khanduri et al. 2021, *STEM: A Stochastic Two-Sided Momentum Algorithm Achieving
 Complexities for Federated Learning*.
 """
 
-from fedoptax.algorithm import FedAlgorithm
-from fedoptax.algorithms.fafed import variance_reduced
+from fedoptax.algorithm import FedAlgorithm, Tree
+from fedoptax.algorithms.fafed import FAFEDState, FAFEDUpload, variance_reduced
 from fedoptax.schedules import LearningRate, check_lr
 
 
-def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
+def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm[FAFEDState, FAFEDState, Tree, FAFEDUpload]:
     """STEM (Khanduri et al. 2021): FAFED without v and A; two vectors each way, two gradients per step.
 
     Round 0: mᵢ is the mean of client i's minibatch gradients at x₀; the server sets m to their mean and x ← x₀ − η₀ m.
@@ -18,7 +18,8 @@ def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
     x ← x − η_t m. Cohorts, unequal K, x_prev and schedules are as in `fafed`.
 
     Args:
-      lr, alpha: η and α, as in `fafed`; α = 1 is no momentum.
+      lr: η > 0, a number or a schedule over the iterations t.
+      alpha: α in (0, 1], a number or a schedule over the iterations t; 1 is no momentum.
     """
     check_lr(lr=lr)
     check_lr(alpha=alpha, most=1)

@@ -1,7 +1,6 @@
 """Changing the gradients that an algorithm's clients see, and clipping them."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +35,7 @@ def with_clipping(algorithm: FedAlgorithm, max_norm: Number) -> FedAlgorithm:
 def clipped(grad_fn: GradFn, max_norm: Number) -> GradFn:
     """`grad_fn` with its gradients clipped to a global 2-norm; see `with_clipping`."""
 
-    def gradient(y: Tree, batch: Any) -> tuple[jax.Array, Tree]:
+    def gradient(y: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
         loss, grads = grad_fn(y, batch)
         norm = tree.norm(grads)
         limit = jnp.asarray(max_norm, norm.dtype)
