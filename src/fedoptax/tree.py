@@ -85,6 +85,17 @@ def take(x: Tree, i: Any) -> Tree:
     return jax.tree.map(lambda a: a[i], x)
 
 
+def put(x: Tree, i: Any, rows: Tree) -> Tree:
+    """Stacked trees with another row i, or other rows i; what goes past the end is dropped."""
+    return jax.tree.map(lambda a, new: a.at[i].set(new, mode="drop"), x, rows)
+
+
+def all_finite(x: Tree) -> jax.Array:
+    """Whether every floating-point or complex number of `x` is finite: 0 times another number is not 0."""
+    sums = [jnp.sum(0 * jnp.asarray(a)) for a in jax.tree.leaves(x) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    return jnp.all(jnp.array([jnp.isfinite(s) for s in sums], bool))
+
+
 def select(condition: Any, x: Tree, y: Tree) -> Tree:
     """`x` where the scalar `condition` is true, else `y`."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)

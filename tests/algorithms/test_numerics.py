@@ -14,7 +14,7 @@ import pytest
 import fedoptax as fx
 import laws
 from fedoptax.algorithm import FedAlgorithm
-from fedoptax.engine.round import all_finite
+from fedoptax.tree import all_finite
 from laws import START
 from laws_table import CORE, ROWS
 

@@ -46,7 +46,6 @@ class FedOptUpload(NamedTuple):
 
 FedOpt = FedAlgorithm[FedOptState, FedOptMessage, Tree, Upload]
 """An algorithm with the server's state and the message of FedOpt; its parameter is the type of the upload."""
-
 FedOptResult = ClientResult[FedOptUpload, Tree]
 
 
@@ -265,7 +264,6 @@ def fedamsgrad(
 
     Args:
       client_lr, server_lr: η_l > 0 and η > 0, each a number or a schedule over rounds.
-      b1, b2: β₁ and β₂ in [0, 1).
-      eps: ε > 0.
+      b1, b2, eps: β₁ and β₂ in [0, 1), ε > 0.
     """
     return _fedopt(client_lr, optax.chain(optimizers.scale_by_fedamsgrad(b1, b2, eps), optimizers.descend(server_lr)))

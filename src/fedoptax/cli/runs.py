@@ -18,8 +18,8 @@ from fedoptax.errors import RunError, Stopped, UsageError, check_int
 from fedoptax.experiments import comparison, tuning
 from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.record import split_options
-from fedoptax.experiments.result import DivergedError, Interrupted
-from fedoptax.experiments.run import raise_unless_completed, simulate
+from fedoptax.experiments.result import DivergedError, Interrupted, raise_unless_completed
+from fedoptax.experiments.run import simulate
 from fedoptax.experiments.workers import open_executor
 from fedoptax.storage.checkpoint import least_total
 from fedoptax.storage.config import read_config

@@ -71,9 +71,8 @@ def choose(options: LearningOptions, names: list[str]) -> tuple[Settings, dict[s
     if paper is None:
         return settings, of_task, dict(of_run)
     if is_leader():
-        others = [f"paper:{name}" for name in PAPERS[options.task] if name != paper.name]
-        rest = f" and {len(others) - 3} more, see `fedoptax list tasks --json`" if len(others) > 3 else ""
-        more = f"; there is also {', '.join(others[:3])}{rest}" if others else ""
+        others = len(PAPERS[options.task]) - 1
+        more = f"; other presets: {others}, see `fedoptax list tasks --json`" if others else ""
         print(f"preset: paper:{paper.name}, {paper.source}; {paper.convention}{more}", file=sys.stderr)
     paper_task, paper_run = dict(paper.task), dict(paper.run)
     if of_task.get("partition") not in (None, paper_task.get("partition")):

@@ -47,8 +47,8 @@ from fedoptax.deploy.rounds import Limits, Log, MakeOrder, Network, NoQuorum, Ro
 from fedoptax.deploy.server import RawReply, Reply, check_count
 from fedoptax.deploy.wire import WireError, pack, quote, unpack
 from fedoptax.engine.aggregation import LEVELS, SecureMean, Sent
-from fedoptax.engine.round import all_finite
 from fedoptax.errors import RunError
+from fedoptax.tree import all_finite
 
 CURVE = ec.SECP384R1()
 PUBLIC_KEY, PRIVATE_KEY, SEED_SHARE, KEY_SHARE = 49, 48, 52, 68  # bytes; a share has an index of 4, and 16 of padding

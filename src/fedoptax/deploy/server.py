@@ -14,10 +14,10 @@ from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, weighted_mean
 from fedoptax.deploy.wire import WireError, quote, unpack
 from fedoptax.engine.aggregation import MEAN, Aggregator, stacked
 from fedoptax.engine.batches import LocalWork, count_local_steps
-from fedoptax.engine.round import all_finite
 from fedoptax.engine.schedule import staleness_weights
 from fedoptax.engine.variants import discount_weights, interpolate_state
 from fedoptax.tasks.task import Task
+from fedoptax.tree import all_finite
 
 
 class RawReply(NamedTuple):

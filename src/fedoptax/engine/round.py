@@ -95,9 +95,9 @@ def finish(
     server: Tree, new_server: Tree, loss: jax.Array, clients: Tree, rows: Any, states: Tree, is_enough: Any = True
 ) -> RoundResult:
     """Use the new states of the server and of the members if all are finite and there are enough uploads."""
-    is_finite = jnp.isfinite(loss) & all_finite(new_server)
+    is_finite = jnp.isfinite(loss) & tree.all_finite(new_server)
     has_effect = is_finite & is_enough
-    clients = put_rows(clients, jnp.where(has_effect, rows, OUT_OF_RANGE), states)
+    clients = tree.put(clients, jnp.where(has_effect, rows, OUT_OF_RANGE), states)
     new_server, columns = tree.select(has_effect, new_server, server), {"train_loss": as_bits(loss, is_enough)}
     return RoundResult(new_server, clients, is_finite | jnp.logical_not(is_enough), columns)
 
@@ -177,8 +177,8 @@ def _train_sequentially(
         total, results = carry
         member = tree.take(members, j)
         sent, result = train(member, tree.take(states, j))
-        total = mean.add(total, counted_weight(member, result), sent) if mean else put_rows(total, j, sent)
-        return total, put_rows(results, j, result)
+        total = mean.add(total, counted_weight(member, result), sent) if mean else tree.put(total, j, sent)
+        return total, tree.put(results, j, result)
 
     results = MemberResult(tree.zeros_like(states), None if members.outcome is None else jnp.zeros(size, bool))
     return jax.lax.fori_loop(0, size if count is None else count, body, (total, results))
@@ -198,14 +198,3 @@ def _train_at_once(
 def counted_weight(member: Member, result: MemberResult) -> jax.Array:
     """The weight of an upload, 0 if it was not accepted."""
     return member.weight if result.accepted is None else jnp.where(result.accepted, member.weight, 0)
-
-
-def put_rows(stack: Tree, places: jax.Array, rows: Tree) -> Tree:
-    """Stacked trees with another row at a place, or rows at places; what goes to `OUT_OF_RANGE` is dropped."""
-    return jax.tree.map(lambda all_, new: all_.at[places].set(new, mode="drop"), stack, rows)
-
-
-def all_finite(x: Tree) -> jax.Array:
-    """Whether every floating-point or complex number of `x` is finite: 0 times another number is not 0."""
-    sums = [jnp.sum(0 * jnp.asarray(a)) for a in jax.tree.leaves(x) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    return jnp.all(jnp.array([jnp.isfinite(s) for s in sums], bool))

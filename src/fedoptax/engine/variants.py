@@ -32,7 +32,7 @@ def checked_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: boo
     def train_member(member: rounds.Member, state: Tree, train: Any, forms: Tree) -> tuple[Sent, rounds.MemberResult]:
         answers = member.outcome.answers
         (upload, loss), new_state = cond(answers, train, partial(tree.zeros_like, forms))
-        accepted = answers & jnp.isfinite(loss) & rounds.all_finite(upload)
+        accepted = answers & jnp.isfinite(loss) & tree.all_finite(upload)
         return Sent(prepare(upload), loss), rounds.MemberResult(tree.select(accepted, new_state, state), accepted)
 
     train_cohort = rounds.cohort_training(task, algorithm, plan, is_eager, train_member)
@@ -67,7 +67,7 @@ def asynchronous_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager
     def run(server: Tree, messages: Tree, inputs: rounds.RoundInput) -> rounds.RoundResult:
         arrivals: Any = inputs.arrivals
         members = rounds.members_of(task, plan, inputs)
-        messages = rounds.put_rows(messages, jnp.asarray(arrivals.slot), algorithm.broadcast(server))
+        messages = tree.put(messages, jnp.asarray(arrivals.slot), algorithm.broadcast(server))
         weights, share = discount_weights(members.weight, arrivals.weights)
         members = members._replace(weight=weights, slot=jnp.asarray(arrivals.slots))
         total, _, form = train_cohort(inputs, members, (), lambda member: tree.take(messages, member.slot))

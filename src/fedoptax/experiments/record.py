@@ -3,13 +3,16 @@
 # ruff: noqa: RUF009 (option returns a field)
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from fedoptax._files import read_json
 from fedoptax._progress import Update
+from fedoptax.engine.client_states import PLACES
+from fedoptax.engine.mesh import mesh_again
 from fedoptax.engine.options import FROM_0, TEXT, Option, Options, RunOptions, option, with_attributes
 from fedoptax.errors import UsageError, check_choice, check_flag, check_type
 from fedoptax.experiments.build import WRAPPERS
@@ -70,3 +73,13 @@ def split_options(options: Mapping[str, Any]) -> tuple[RunOptions, Record]:
         check_choice("option", name, sorted(of_rounds | of_folder))
     rounds, folder = ({n: v for n, v in options.items() if n in names} for names in (of_rounds, of_folder))
     return RunOptions(**rounds), Record(**folder)
+
+
+def with_original_placement(options: RunOptions, folder: Path) -> RunOptions:
+    """Return options with the devices and the place of client states that a run began with, for equal bits."""
+    config = read_json(folder / "config.json")
+    if options.mesh is None and options.engine == "compiled":
+        options = replace(options, mesh=mesh_again(config.get("mesh", 1)))
+    if options.client_states == "auto" and config.get("client_states") in PLACES:
+        options = replace(options, client_states=config["client_states"])
+    return options

@@ -112,3 +112,12 @@ def describe_end(
             return status, f"stopped early after round {done} of {total}: {reason}"
     why = reason or "loss or state is not finite"
     return status, f"{label} diverged in round {done + 1} (seed {seed}): {why}; the state after round {done} is saved"
+
+
+def raise_unless_completed(result: RunResult) -> RunResult:
+    """Return a run that completed, or stopped early; raise `DivergedError` or `Interrupted` for another."""
+    if result.status == Status.DIVERGED:
+        raise DivergedError(str(result.message), result)
+    if result.status == Status.INTERRUPTED:
+        raise Interrupted(result)
+    return result

@@ -1,7 +1,6 @@
 """A run: rounds until the end, with progress, results on disk, and resuming.
 
-`run_rounds` is the one loop for simulations and deployments. `Rounds` advance; an observer, that of the run's folder
-and its trackers, and the progress bar follow.
+`run_rounds` is the one loop for simulations and deployments: `Rounds` advance; observer and progress bar follow them.
 """
 
 from collections.abc import Mapping
@@ -17,9 +16,8 @@ from fedoptax._files import read_json
 from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm, check_algorithm
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_distributed, is_leader, run_on_all_or_fail
-from fedoptax.engine.client_states import PLACES, OnHost
+from fedoptax.engine.client_states import OnHost
 from fedoptax.engine.evaluation import choose_split
-from fedoptax.engine.mesh import mesh_again
 from fedoptax.engine.options import RunOptions
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
@@ -27,8 +25,8 @@ from fedoptax.engine.program import Fixed, Point
 from fedoptax.errors import UsageError, check_int
 from fedoptax.experiments.client_models import Baseline, OwnModels, pool
 from fedoptax.experiments.observers import CheckpointShare, FolderWriter, Observer, RunEnd, progress_note
-from fedoptax.experiments.record import Record, split_options
-from fedoptax.experiments.result import DivergedError, Interrupted, RunResult, describe_end
+from fedoptax.experiments.record import Record, split_options, with_original_placement
+from fedoptax.experiments.result import RunResult, describe_end, raise_unless_completed
 from fedoptax.experiments.rounds import Rounds, RoundsResult, Simulation
 from fedoptax.experiments.selection import Watch, make_watch
 from fedoptax.experiments.signals import deferred_interrupt
@@ -62,15 +60,6 @@ def run(task: Task, algorithm: FedAlgorithm | Point, **options: Any) -> RunResul
     return raise_unless_completed(simulate(task, algorithm, *split_options(options)))
 
 
-def raise_unless_completed(result: RunResult) -> RunResult:
-    """Return a run that completed, or stopped early; raise `DivergedError` or `Interrupted` for another."""
-    if result.status == Status.DIVERGED:
-        raise DivergedError(str(result.message), result)
-    if result.status == Status.INTERRUPTED:
-        raise Interrupted(result)
-    return result
-
-
 def simulate(
     task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, record: Record, name: str = ""
 ) -> RunResult:
@@ -85,7 +74,7 @@ def simulate(
     task, options = pool(task, options) if name == "centralized" else (task, options)
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
     if record.resume_from is not None and not is_distributed():
-        options = _with_original_placement(options, Path(record.resume_from))
+        options = with_original_placement(options, Path(record.resume_from))
     options = with_rate(options, task, {**point.values, **record.hyperparameters})
     plan, watch = make_plan(options, task, point.algorithm, record.label), make_watch(task, options)
     if not is_leader():
@@ -100,16 +89,6 @@ def simulate(
     config |= {"paper_weighting": point.algorithm.weighting, "rates": record.rates, "command": record.command}
     check_same(config)
     return run_rounds(simulation, options.rounds, config, record, watch)
-
-
-def _with_original_placement(options: RunOptions, folder: Path) -> RunOptions:
-    """Return options with the devices and the place of client states that a run began with, for equal bits."""
-    config = read_json(folder / "config.json")
-    if options.mesh is None and options.engine == "compiled":
-        options = replace(options, mesh=mesh_again(config.get("mesh", 1)))
-    if options.client_states == "auto" and config.get("client_states") in PLACES:
-        options = replace(options, client_states=config["client_states"])
-    return options
 
 
 def run_rounds(
