@@ -150,6 +150,8 @@ def test_a_search_zooms_over_rates_and_weighting_and_goes_on_where_it_stopped(tm
     (tmp_path / "a" / "point-008" / "summary.json").unlink()
     again = fx.tune(SYNTHETIC, "fedavg", {"weighting": ["examples", "uniform"]}, tmp_path / "a", **options)
     assert again == SearchResult.read(tmp_path / "a") == whole
+    with pytest.warns(DeprecationWarning, match="SearchResult"):
+        assert fx.Tuned is SearchResult
 
 
 def test_optuna_finds_the_better_end_and_goes_on_where_it_stopped(tmp_path):
