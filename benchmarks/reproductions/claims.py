@@ -30,10 +30,11 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
     """Test a recipe's claims; those about differences are one family, those about equality another.
 
     A claim has `says`, `step`, what `measure_of` takes, and one of these: `above` and `below` (each of the former is
-    better than each of the latter, of `other_step` if there is one), `level` (all are within a point of the best, or
-    each of itself in `other_step`), `gain` (each ends better than it was before the first round), `point` (a value of a
-    search is within a point of its best), `every` (the score of each point is "at least" or "at most" `value`), or
-    `everywhere`: each method is significantly behind the first in some table, once all are there.
+    better than each of the latter, of `other_step` if there is one), `above` alone (each is better than itself in
+    `other_step`), `level` (all are within a point of the best, or each of itself in `other_step`), `gain` (each ends
+    better than it was before the first round), `point` (a value of a search is within a point of its best), `every`
+    (the score of each point is "at least" or "at most" `value`), or `everywhere`: each method is significantly behind
+    the first in some table, once all are there.
     """
     claims = []
     for options in recipe.get("claims", ()):
@@ -61,12 +62,14 @@ _NOTHING = Measure("", True)
 
 
 def _make_tests(options: Mapping[str, Any], step: Step, steps: Mapping[str, Step], measure: Measure) -> list[Test]:
-    if "above" in options:
-        other = steps[options.get("other_step", step.name)]
+    other = steps[options.get("other_step", step.name)]
+    if "below" in options:
         return [compare(a, b, step, measure, other_step=other) for a in options["above"] for b in options["below"]]
-    if "level" in options and "other_step" in options:
-        other = steps[options["other_step"]]
-        tests = [compare(name, name, step, measure, equivalence=True, other_step=other) for name in options["level"]]
+    if other is not step:  # each beside itself
+        tests = [
+            compare(name, name, step, measure, "level" in options, other)
+            for name in options.get("level") or options["above"]
+        ]
         return [replace(test, other=f"{test.one} in {other.name}") for test in tests]
     if "level" in options:
         first, *others = rank(step, options["level"], measure)

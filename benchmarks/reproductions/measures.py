@@ -29,6 +29,7 @@ class Measure:
         (0, 0) is the evaluation before the first round (`--evaluate-start`).
       target: the value to be reached, by the mean of the last `window` rounds that have one.
       best: whether it is the best value of all rounds.
+      cost: the column that is summed up to the target, such as virtual_seconds; None counts rounds.
     """
 
     column: str
@@ -37,6 +38,7 @@ class Measure:
     target: float | None = None
     window: int = 1
     best: bool = False
+    cost: str | None = None
 
     @property
     def is_share(self) -> bool:
@@ -58,13 +60,19 @@ class Measure:
         if self.target is not None:
             means = values.rolling(self.window).mean()
             reached = means[means >= self.target] if self.higher else means[means <= self.target]
-            return float(reached.index[0]) if len(reached) else math.inf
+            return self.cost_of(run, float(reached.index[0])) if len(reached) else math.inf
         if self.rounds is None:
             ended = run.is_complete and len(values) > 0
             return float(values.max() if self.best else values.iloc[-1]) if ended else NAN
         first, last = self._window(run)
         done = len(run.rows)
         return float(values.loc[first:last].mean()) if done >= last else NAN
+
+    def cost_of(self, run: Run, end: float = math.inf) -> float:
+        """Return the cost of the rounds up to `end`, by default of all."""
+        if self.cost is None:
+            return min(end, float(run.config["rounds"]))
+        return float(run.rows[self.cost][run.rows["round"] <= end].sum())
 
     def _window(self, run: Run) -> tuple[int, int]:
         assert self.rounds is not None
@@ -78,7 +86,7 @@ class Measure:
         if self.target is not None:
             smooth = f" (mean of {self.window} rounds)" if self.window > 1 else ""
             aim = f"{100 * self.target:.3g} percent" if "accuracy" in self.column else f"{self.target:g}"
-            return f"rounds to a {name} of {aim}{smooth}"
+            return f"{(self.cost or 'rounds').replace('_', ' ')} to a {name} of {aim}{smooth}"
         if self.rounds is None:
             return f"best {name} of all rounds" if self.best else f"{name} after the last round"
         first, last = self._window(run)
@@ -89,11 +97,12 @@ class Measure:
 
 
 def measure_of(step: Step, options: Mapping[str, Any]) -> Measure:
-    """Make the measure that a recipe's options name: `column`, `rounds`, `target`, `window`."""
+    """Make the measure that a recipe's options name: `column`, `rounds`, `target`, `window`, `best`, `cost`."""
     column = options.get("column", step.any_run.metric)
     rounds = tuple(options["rounds"]) if "rounds" in options else None
     higher = step.any_run.is_higher_better(column)
-    return Measure(column, higher, rounds, options.get("target"), options.get("window", 1), options.get("best", False))
+    more = {name: options[name] for name in ("target", "window", "best", "cost") if name in options}
+    return Measure(column, higher, rounds, **more)
 
 
 def take(step: Step, algorithm: str, measure: Measure) -> dict[int, float]:
@@ -106,7 +115,7 @@ def take(step: Step, algorithm: str, measure: Measure) -> dict[int, float]:
 class Test:
     """Two methods by seeds: how far `one` is better than `other`, or that both are level.
 
-    `difference` is positive where `one` is better. Rounds of runs that never reach a target count as all rounds.
+    `difference` is positive where `one` is better. Runs that never reach a target count with the cost of all rounds.
     """
 
     one: str
@@ -139,10 +148,13 @@ def compare(
 ) -> Test:  # fmt: skip
     """Compare two algorithms of a step, or of two, by one measure or by two, over the seeds they have in common."""
     sign = 1 if measure.prefers_higher else -1
-    limit = float(step.any_run.config["rounds"])
+    other_step = other_step or step
     first, second = (
-        {seed: sign * min(value, limit if measure.target is not None else math.inf) for seed, value in found.items()}
-        for found in (take(step, one, measure), take(other_step or step, other, other_measure or measure))
+        {seed: sign * (measure.cost_of(runs[seed]) if math.isinf(value) else value) for seed, value in found.items()}
+        for runs, found in (
+            (step.runs.get(one, {}), take(step, one, measure)),
+            (other_step.runs.get(other, {}), take(other_step, other, other_measure or measure)),
+        )
     )
     paired = compare_seeds(first, second)
     differences = np.array([first[seed] - second[seed] for seed in first.keys() & second.keys()])
