@@ -55,8 +55,7 @@ def describe(options: DescribeForm) -> None:
     client = options.client_column or ("client" if "client" in names else None)
     schema = infer_file(options.file, label, client, options.target or "guess")
     schema = replace(schema, min_count=MIN_COUNT)
-    texts = [*schema.texts, *([client] if client is not None else [])]
-    frame = read_frame(options.file, texts, **schema.cells)
+    frame = read_frame(options.file, [*schema.texts, *([client] if client is not None else [])], **schema.cells)
     notes = [*schema.notes, *find_faults(frame, schema)]
     text = "".join(f"# {note}\n" for note in notes) + schema.to_toml()
     print(f"{len(frame):,} rows; {describe_target(frame, schema)}", *notes, sep="\n", file=sys.stderr)

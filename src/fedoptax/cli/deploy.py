@@ -189,8 +189,7 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
         run = with_task_defaults(options.task, task, run)
     run |= {name: getattr(options, name) or "" for name in WRAPPERS} | {"track": ",".join(options.trackers)}
     table = {"name": options.task, "partition_seed": options.partition_seed, **task_arguments}
-    values = settings.hyperparameters[name]
-    deployment = Deployment(task=table, algorithm=name, hyperparameters=values, **run)
+    deployment = Deployment(task=table, algorithm=name, hyperparameters=settings.hyperparameters[name], **run)
     algorithm = deployment.build_algorithm()
     if task is not None:
         make_plan(deployment.run_options, task, algorithm, name)

@@ -134,8 +134,7 @@ class NetworkRounds(Rounds):
         if needed < minimum and not isinstance(self.plan.aggregate, SecureMean):
             raise UsageError(f"quorum must leave {self.plan.aggregate} at least {minimum} uploads, got {needed}")
         # Here nothing is trained, and the task's loss is perhaps not the one that clients take.
-        trained = without_held_out(replace(task, loss=_no_loss))
-        self.program = program(trained, Fixed(self._algorithm), self.plan)
+        self.program = program(without_held_out(replace(task, loss=_no_loss)), Fixed(self._algorithm), self.plan)
         params, batch = jax.eval_shape(task.init, jax.random.key(0)), minibatch_form(task, self.plan.work.batch_size)
         self._upload = upload_form(self._algorithm, params, batch)
         self._most = deployment.max_examples or int(task.weights.max()) or MOST_EXAMPLES

@@ -63,8 +63,7 @@ def server_app() -> ServerApp:
         count = len(deployment.nodes) if task is None else task.clients.num_clients
         ttl = max(deployment.round_timeout, deployment.wait_limit) + 60
         signer = Signer(Path(deployment.signing_key), deployment.server_key, context.run_id)
-        network = FlowerNetwork(grid, deployment.nodes, count, ttl, signer)
-        run_deployment(deployment, task, network, flower_log.info)
+        run_deployment(deployment, task, FlowerNetwork(grid, deployment.nodes, count, ttl, signer), flower_log.info)
 
     return app
 

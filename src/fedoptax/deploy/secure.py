@@ -294,8 +294,7 @@ def decode_mean(coding: SecureMean, form: Sent, count: int, total: np.ndarray, w
     """
     largest = np.max(np.abs(total.view(np.int32).astype(np.int64)), initial=0)
     if largest > weight * LEVELS + 256 * count:  # as much as float32 rounds of each
-        share = f"{largest / LEVELS:.3g} of the range instead of at most {weight:.3g}"
-        raise NoQuorum(f"{FALSE_SUM} ({share})")
+        raise NoQuorum(f"{FALSE_SUM} ({largest / LEVELS:.3g} of the range instead of at most {weight:.3g})")
     integers = ravel_pytree(coding.zero(form))[1](jnp.asarray(total.view(np.int32)))
     mean = accumulate_result(coding.divide(integers, jnp.asarray(weight, float), form), form)
     return Reply(mean.upload, float(mean.loss), 1)

@@ -41,8 +41,7 @@ def sample_cohort(key: jax.Array, round: jax.Array | int, num_clients: int, size
     draws = jax.random.randint(key, last.shape, 0, last + 1, jnp.int32)
 
     def pick(i: jax.Array, chosen: jax.Array) -> jax.Array:
-        taken = jnp.any(chosen == draws[i])
-        return chosen.at[i].set(jnp.where(taken, last[i], draws[i]))
+        return chosen.at[i].set(jnp.where(jnp.any(chosen == draws[i]), last[i], draws[i]))
 
     return jnp.sort(jax.lax.fori_loop(0, size, pick, jnp.full((size,), -1, jnp.int32)))
 

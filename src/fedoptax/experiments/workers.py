@@ -142,8 +142,7 @@ def _pack(task: Task, shared: Any) -> bytes:
         try:
             import cloudpickle
 
-            values = {field.name: getattr(task, field.name) for field in fields(task)}
-            return cloudpickle.dumps((values, shared))
+            return cloudpickle.dumps(({field.name: getattr(task, field.name) for field in fields(task)}, shared))
         except Exception:
             remedy = "name it as MODULE:FUNCTION, or make it with load_task"
             raise UsageError(f"task '{task.name}' cannot be sent to workers: {remedy}") from None

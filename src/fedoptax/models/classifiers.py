@@ -180,10 +180,8 @@ class _EmnistCNN(nnx.Module):
         self.dropout2 = nnx.Dropout(0.5, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = nnx.relu(self.conv2(nnx.relu(self.conv1(x))))
-        x = self.dropout1(max_pool(x, 2))
-        x = self.dropout2(nnx.relu(self.dense1(flat(x))))
-        return self.dense2(x)
+        x = self.dropout1(max_pool(nnx.relu(self.conv2(nnx.relu(self.conv1(x)))), 2))
+        return self.dense2(self.dropout2(nnx.relu(self.dense1(flat(x)))))
 
 
 class _ConvSpec(NamedTuple):

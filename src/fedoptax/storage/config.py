@@ -161,8 +161,7 @@ def count_labels(task: Task) -> np.ndarray | None:
     labels = task.clients.examples.get(task.label) if task.label else None
     if labels is None or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         return None
-    rows = np.split(np.arange(len(labels)), task.clients.offsets[1:-1])
-    return label_counts(labels, rows, int(labels.max()) + 1)
+    return label_counts(labels, np.split(np.arange(len(labels)), task.clients.offsets[1:-1]), int(labels.max()) + 1)
 
 
 def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,8 +68,7 @@ class History:
         import pandas as pd
 
         frame = pd.DataFrame(self.rows)
-        metrics = [name for name in frame.columns if Column.parse(name)]
-        return frame.astype(dict.fromkeys(metrics, float))
+        return frame.astype({name: float for name in frame.columns if Column.parse(name)})
 
     def save(self, path: str | Path) -> Path:
         """Write the history as `.csv`, `.jsonl` or `.parquet`, by the path's ending.

@@ -164,8 +164,7 @@ class TrainedModel:
             write_atomically(path, save({name: np.ascontiguousarray(a) for name, a in self.params.items()}))
         elif path.suffix == ".stablehlo":
             call = jax.jit(partial(self.program.call, self._leaves))
-            whole = export.export(call, platforms=PLATFORMS)(self._forms[1])
-            write_atomically(path, bytes(whole.serialize()))
+            write_atomically(path, bytes(export.export(call, platforms=PLATFORMS)(self._forms[1]).serialize()))
         else:
             raise UsageError(f"path must end in .npz, .safetensors or .stablehlo, got '{path.name}'")
         return path

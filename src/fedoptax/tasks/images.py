@@ -40,8 +40,7 @@ def labelled_images(load: Load, scale: float, name: str, recipe: Recipe, options
 
 def mnist_images(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """Classification of MNIST; the writers, in separate files, are only read if they are the clients."""
-    load = partial(mnist.load, writers=options.partition == "writers")
-    return labelled_images(load, 255, name, recipe, options)
+    return labelled_images(partial(mnist.load, writers=options.partition == "writers"), 255, name, recipe, options)
 
 
 def image_classification(

@@ -156,7 +156,6 @@ def tag_indicators(ids: jax.Array, tags: int, dtype: Any) -> jax.Array:
 
 def recall(logits: jax.Array, tags: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Recall@5 of each post, (batch,), and its number of tags as weight: Σ found / Σ tags over a test set."""
-    best = jax.lax.top_k(logits, 5)[1]
-    number_found = jnp.sum(jnp.take_along_axis(tags, best, axis=1), axis=1)
+    number_found = jnp.sum(jnp.take_along_axis(tags, jax.lax.top_k(logits, 5)[1], axis=1), axis=1)
     number = jnp.sum(tags, axis=1)
     return number_found / jnp.maximum(number, 1), number

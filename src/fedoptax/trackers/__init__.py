@@ -126,8 +126,7 @@ class MLflow:
         self._id = self._client.create_run(experiment, run_name=title_of(run.config)).info.run_id
         note.write_text(self._id, encoding="utf-8")
         texts = {name: str(value)[:250] for name, value in flatten_config(run.config).items()}
-        parameters = [self._package.entities.Param(*pair) for pair in texts.items()]
-        self._client.log_batch(self._id, params=parameters[:100])
+        self._client.log_batch(self._id, params=[self._package.entities.Param(*pair) for pair in texts.items()][:100])
 
     def rows(self, rows: Sequence[Row]) -> None:
         """Log a metric for each number of each row, with the round as its step."""
