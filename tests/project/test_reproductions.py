@@ -87,6 +87,18 @@ def test_a_claim_is_what_its_test_says(ours, theirs, outcome):
     assert claim.outcome == outcome and "rounds 2 to 3 (2 evaluations)" in claim.measure
 
 
+def test_a_method_is_held_against_itself_in_another_step_by_a_cost():
+    """The first step reaches 0.8 in round 2, the second never, which counts with the cost of all three rounds."""
+    steps = {name: make_step({"a": [values] * 3}) for name, values in (("b", [0.7, 0.8, 0.9]), ("c", [0.1, 0.2, 0.3]))}
+    for seconds, step in enumerate(steps.values(), 1):
+        for run in step.runs["a"].values():
+            run.rows["virtual_seconds"] = float(seconds)
+    claim = {"says": "", "step": "step", "other_step": "c", "above": ["a"], "target": 0.8, "cost": "virtual_seconds"}
+    recipe = {"settings": {"paper": "ours"}, "steps": [{"name": "step", "title": "A step"}], "claims": [claim]}
+    (made,) = claims.make_claims(recipe, {"step": steps["b"], "c": steps["c"]}, {})
+    assert made.tests[0].difference == 6.0 - 2.0 and made.measure == "virtual seconds to a test accuracy of 80 percent"
+
+
 def test_histories_keep_every_value_and_replace_a_step(tmp_path):
     place = tmp_path / "step"
     for seed, loss in ((0, 0.1), (1, 1 / 3)):
