@@ -11,7 +11,7 @@ from fedoptax.tasks import recipe_of
 from gpu_queue import Job
 
 ROOT = Path(__file__).parents[2]
-LARGE = ("cifar10", "cifar100", "wikitext-2", "text:llm/shakespeare.jsonl")  # tasks whose rounds bfloat16 shortens
+LARGE = ("cifar10", "cifar100", "wikitext-2", "text:llm/shakespeare.jsonl")  # tasks that the queue runs in bfloat16
 
 
 def test_the_queue_names_each_job_once_and_its_commands_exist():

@@ -86,7 +86,7 @@ def discount_weights(weights: Any, by_staleness: Any) -> tuple[jax.Array, jax.Ar
 
 
 def interpolate_state(old_share: jax.Array, old: Tree, new: Tree) -> Tree:
-    """A server's state whose numbers are old_share·old + (1 − old_share)·new; counters are the new ones."""
+    """Return old_share·old + (1 − old_share)·new of the numbers of a server's state, and its new counters."""
 
     def leaf(o: jax.Array, n: jax.Array) -> jax.Array:
         return tree.ema(old_share, o, n) if jnp.issubdtype(n.dtype, jnp.inexact) else n
