@@ -32,9 +32,10 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
     A claim has `says`, `step`, what `measure_of` takes, and one of these: `above` and `below` (each of the former is
     better than each of the latter, of `other_step` if there is one), `above` alone (each is better than itself in
     `other_step`), `level` (all are within a point of the best, or each of itself in `other_step`), `gain` (each ends
-    better than it was before the first round), `point` (a value of a search is within a point of its best), `every`
-    (the score of each point is "at least" or "at most" `value`), or `everywhere`: each method is significantly behind
-    the first in some table, once all are there.
+    better than it was before the first round), `point` (a value of a search is within a point of its best), `near` (more
+    points of a search than in `other_step` are so close to their best), `every` (the score of each point is "at least"
+    or "at most" `value`), or `everywhere`: each method is significantly behind the first in some table, once all are
+    there.
     """
     claims = []
     for options in recipe.get("claims", ()):
@@ -63,6 +64,10 @@ _NOTHING = Measure("", True)
 
 def _make_tests(options: Mapping[str, Any], step: Step, steps: Mapping[str, Step], measure: Measure) -> list[Test]:
     other = steps[options.get("other_step", step.name)]
+    if "near" in options:
+        ours, others = (count_near(one, options["near"]) for one in (step, other))
+        label, other_label = (f"{n} points of {one.name}" for n, one in ((ours, step), (others, other)))
+        return [Test(label, other_label, Measure("points", True), 1, ours - others, NAN, NAN, NAN)]
     if "below" in options:
         return [compare(a, b, step, measure, other_step=other) for a in options["above"] for b in options["below"]]
     if other is not step:  # each beside itself
@@ -92,6 +97,12 @@ def _make_tests(options: Mapping[str, Any], step: Step, steps: Mapping[str, Step
     )
     test.decided = "holds" if all(met) else "contradicted"
     return [test]
+
+
+def count_near(step: Step, distance: float) -> int:
+    """Count the points of a search that are at most so far from its best."""
+    scores = [score for _, score in step.scores()]
+    return sum(abs(score - scores[0]) <= distance for score in scores)
 
 
 def verdict(claims: Sequence[Claim]) -> str:

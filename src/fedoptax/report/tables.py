@@ -66,14 +66,14 @@ def _final_row(group: Group, early: int | None) -> Row:
     earlies = {seed: float(values[values.index <= first].mean()) for seed, values in measured.items()}
     weighting, of_paper = group.config.get("weighting"), group.config.get("paper_weighting")
     size = group.config.get("bytes") or {}
-    over_clients = (Column.parse(group.metric) or Column("test", ""))._replace(split="client")
-    spread, worst = (str(over_clients._replace(summary=summary)) for summary in ("spread", "worst_decile"))
+    split, metric, _ = Column.parse(group.metric) or Column("", "")
+    spread, worst = (str(Column("client", metric, summary)) for summary in ("spread", "worst_decile"))
     seconds = [run.rows["seconds"].dropna() for run in group.runs if "seconds" in run.rows]
     return {
         "algorithm": group.label,
         "problem": group.problem,
         "metric": group.metric,
-        "commonest": (group.config.get("majority") or {}).get(group.metric.removesuffix("_accuracy"), NAN),
+        "commonest": (group.config.get("majority") or {}).get(split, NAN) if metric == "accuracy" else NAN,
         "higher_is_better": group.higher_is_better,
         "seeds": len(group.runs),
         "counted": len(finals),
