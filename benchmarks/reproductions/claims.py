@@ -32,10 +32,10 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
     A claim has `says`, `step`, what `measure_of` takes, and one of these: `above` and `below` (each of the former is
     better than each of the latter, of `other_step` if there is one), `above` alone (each is better than itself in
     `other_step`), `level` (all are within a point of the best, or each of itself in `other_step`), `gain` (each ends
-    better than it was before the first round), `point` (a value of a search is within a point of its best), `near` (more
-    points of a search than in `other_step` are so close to their best), `every` (the score of each point is "at least"
-    or "at most" `value`), or `everywhere`: each method is significantly behind the first in some table, once all are
-    there.
+    better than it was before the first round), `point` (a value of a search is within a point of its best), `near`
+    (more points of a search than in `other_step` are so close to their best), `every` (the score of each point is "at
+    least" or "at most" `value`), or `everywhere`: each method is significantly behind the first in some table, once
+    all are there.
     """
     claims = []
     for options in recipe.get("claims", ()):

@@ -21,13 +21,13 @@ Client = TypeVar("Client")
 Upload = TypeVar("Upload")
 Result = TypeVar("Result")
 
-GradFn = Callable[[Tree, Any], tuple[jax.Array, Tree]]
+GradFn = Callable[[Tree, Tree], tuple[jax.Array, Tree]]
 """`grad_fn(params, batch) -> (loss, grads)`, the convention of `jax.value_and_grad`."""
 
 ClientResult = tuple[Upload, Client, jax.Array]
 """`(upload, client, loss)`: what a client sends, what it keeps, and its mean loss."""
 
-Step = Callable[[Tree, Any], tuple[Tree, jax.Array]]
+Step = Callable[[Tree, Tree], tuple[Tree, jax.Array]]
 """`step(carry, batch) -> (carry, loss)`: one local step of a client."""
 
 
@@ -157,7 +157,7 @@ def local_steps(step: Step, carry: Tree, batches: Minibatches) -> tuple[Tree, ja
       The last carry, and the mean of the losses over the steps (0 when there are no steps).
     """
 
-    def run_step(state: tuple[Tree, jax.Array], batch: Any) -> tuple[Tree, jax.Array]:
+    def run_step(state: tuple[Tree, jax.Array], batch: Tree) -> tuple[Tree, jax.Array]:
         carry, total = state
         carry, loss = step(carry, batch)
         return carry, total + loss.astype(total.dtype)
@@ -185,7 +185,7 @@ def mean_gradient(grad_fn: GradFn, params: Tree, batches: Minibatches) -> tuple[
     The sum is at least float32. Several papers call this the client's full-batch gradient.
     """
 
-    def step(total: Tree, batch: Any) -> tuple[Tree, jax.Array]:
+    def step(total: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
         loss, grads = grad_fn(params, batch)
         return accumulate(total, 1 / steps_or_one(batches), grads), loss
 

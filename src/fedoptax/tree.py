@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 Tree = Any
 """Any pytree of arrays: parameters, states, messages."""
@@ -40,12 +41,12 @@ def sum_dtype(x: Tree) -> Any:
         return jnp.result_type(jnp.float32, *dtypes)
 
 
-def full_like(x: Tree, value: Any) -> Tree:
+def full_like(x: Tree, value: ArrayLike) -> Tree:
     """`value` everywhere, in the shape and dtype of `x`."""
     return jax.tree.map(lambda a: jnp.broadcast_to(jnp.asarray(value, a.dtype), a.shape), x)
 
 
-def root_plus(v: Tree, eps: Any) -> Tree:
+def root_plus(v: Tree, eps: ArrayLike) -> Tree:
     """√v + ε, the denominator of the adaptive methods."""
     return jax.tree.map(lambda a: jnp.sqrt(a) + jnp.asarray(eps, a.dtype), v)
 
@@ -61,17 +62,17 @@ def norm(x: Tree) -> jax.Array:
     return jnp.sqrt(square_norm(x))
 
 
-def scale(a: Any, x: Tree) -> Tree:
+def scale(a: ArrayLike, x: Tree) -> Tree:
     """a·x."""
     return jax.tree.map(lambda u: jnp.asarray(a, u.dtype) * u, x)
 
 
-def add_scaled(x: Tree, a: Any, y: Tree) -> Tree:
+def add_scaled(x: Tree, a: ArrayLike, y: Tree) -> Tree:
     """x + a·y."""
     return jax.tree.map(lambda u, w: u + jnp.asarray(a, w.dtype) * w, x, y)
 
 
-def ema(decay: Any, old: Tree, new: Tree) -> Tree:
+def ema(decay: ArrayLike, old: Tree, new: Tree) -> Tree:
     """decay·old + (1 − decay)·new, an exponential moving average."""
 
     def leaf(o: jax.Array, n: jax.Array) -> jax.Array:
@@ -80,12 +81,12 @@ def ema(decay: Any, old: Tree, new: Tree) -> Tree:
     return jax.tree.map(leaf, old, new)
 
 
-def take(x: Tree, i: Any) -> Tree:
+def take(x: Tree, i: ArrayLike | slice) -> Tree:
     """Row i, or the rows i, of stacked trees."""
     return jax.tree.map(lambda a: a[i], x)
 
 
-def put(x: Tree, i: Any, rows: Tree) -> Tree:
+def put(x: Tree, i: ArrayLike, rows: Tree) -> Tree:
     """Stacked trees with another row i, or other rows i; what goes past the end is dropped."""
     return jax.tree.map(lambda a, new: a.at[i].set(new, mode="drop"), x, rows)
 
@@ -96,7 +97,7 @@ def all_finite(x: Tree) -> jax.Array:
     return jnp.all(jnp.array([jnp.isfinite(s) for s in sums], bool))
 
 
-def select(condition: Any, x: Tree, y: Tree) -> Tree:
+def select(condition: ArrayLike, x: Tree, y: Tree) -> Tree:
     """`x` where the scalar `condition` is true, else `y`."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)
 
@@ -106,7 +107,7 @@ def accumulate_zero(like: Tree) -> Tree:
     return jax.tree.map(lambda a: jnp.zeros(a.shape, sum_dtype(a)), like)
 
 
-def accumulate(total: Tree, weight: Any, upload: Tree) -> Tree:
+def accumulate(total: Tree, weight: ArrayLike, upload: Tree) -> Tree:
     """total + weight·upload; an upload of weight 0 adds nothing, even where it is not finite."""
 
     def leaf(t: jax.Array, u: jax.Array) -> jax.Array:

@@ -48,7 +48,7 @@ from fedoptax.storage.config import metrics_record, run_config
 from fedoptax.storage.folder import Status, locked, prepare, read_params
 from fedoptax.storage.history import HistoryFile, Row, read_lines
 from fedoptax.tasks.metrics import Column
-from fedoptax.tasks.task import Task, jit
+from fedoptax.tasks.task import Batch, Task, jit
 from fedoptax.wrappers.uploads import upload_form
 
 # Times a message, measured (results/network.md): at the server, there for each node of a cohort, and at a node.
@@ -369,5 +369,5 @@ class EvaluationOnly(NetworkRounds):
         return RoundsResult([row | columns | {"seconds": time.perf_counter() - begun}])
 
 
-def _no_loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+def _no_loss(params: Tree, batch: Batch, key: jax.Array) -> jax.Array:
     return jnp.zeros(())

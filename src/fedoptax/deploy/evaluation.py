@@ -27,7 +27,7 @@ from fedoptax.engine.options import is_evaluated
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.history import Row
 from fedoptax.tasks.metrics import Column
-from fedoptax.tasks.task import Task, jit
+from fedoptax.tasks.task import Batch, Task, jit
 
 KIND = "evaluate"  # of the messages
 
@@ -39,7 +39,7 @@ def of_sums(task: Task) -> Task:
         if metric.is_collected and metric.binned is None:
             raise UsageError(f"metric '{name}' needs `binned` in a deployment, where scores of examples are not sent")
 
-    def metrics(params: Tree, batch: Any) -> dict[str, Any]:
+    def metrics(params: Tree, batch: Batch) -> dict[str, Any]:
         values = task.metrics(params, batch)
         return {name: getattr(value, "binned", None) or value for name, value in values.items()}
 

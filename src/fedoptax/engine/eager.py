@@ -80,7 +80,7 @@ def run_round(
     return server, new_clients, info
 
 
-def check_gradient(grad_fn: GradFn, params: Tree, batch: Any) -> tuple[jax.Array, Tree]:
+def check_gradient(grad_fn: GradFn, params: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
     """Call a user's `grad_fn`, and check that it returns a loss and a gradient in the parameters' form."""
     check_function("grad_fn", grad_fn, "params, batch")
     result = grad_fn(params, batch)

@@ -83,7 +83,7 @@ def _program(task: Task, plan: Plan, split: str, steps: int) -> Callable[..., tu
     def of_clients(params: Tree, data: DeviceData, key: jax.Array, clients: jax.Array, lr: jax.Array) -> Any:
         evaluate = client_evaluation(task, data.held_out[split], split)
 
-        def step(model: Tree, batch: Any) -> tuple[Tree, jax.Array]:
+        def step(model: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
             loss, grads = grad_fn(model, batch)
             return jax.tree.map(lambda p, g: (p - lr * g).astype(p.dtype), model, grads), loss
 

@@ -1,7 +1,5 @@
 """Tasks made from formulas: the FAFED paper's counter-example, quadratics with a known optimum, synthetic(α, β)."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,7 @@ import numpy as np
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
 from fedoptax.errors import check_int, check_number
-from fedoptax.tasks.task import Task, masked_mean
+from fedoptax.tasks.task import Batch, Task, masked_mean
 
 FEATURES, CLASSES = 60, 10  # of synthetic(α, β)
 
@@ -27,7 +25,7 @@ def counterexample() -> Task:
     functions = [(3.0, 2.0), (-1.0, -1.0), (-1.0, -1.0)]
     clients = FederatedData.from_clients([{"a": np.array([a]), "c": np.array([c])} for a, c in functions])
 
-    def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+    def loss(params: Tree, batch: Batch, key: jax.Array) -> jax.Array:
         x = params["x"]
         a, c = batch["a"].astype(x.dtype), batch["c"].astype(x.dtype)
         return masked_mean(jnp.where(jnp.abs(x) <= 1, a * x * x, 2 * a * jnp.abs(x) - c), batch)
@@ -83,11 +81,11 @@ def quadratic(
         clients.append({"H": np.broadcast_to(matrix, (examples, dimension, dimension)), "b": b})
     optimum = np.linalg.solve(np.sum(matrices, axis=0), pull)
 
-    def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+    def loss(params: Tree, batch: Batch, key: jax.Array) -> jax.Array:
         x = params["x"]
         return masked_mean(_energy(batch["H"].astype(x.dtype), x - batch["b"].astype(x.dtype)), batch)
 
-    def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
+    def metrics(params: Tree, batch: Batch) -> dict[str, jax.Array]:
         gap = params["x"].astype(batch["optimum"].dtype) - batch["optimum"]
         return {"distance": jnp.sqrt(jnp.sum(gap * gap, axis=-1)), "excess": _energy(batch["H"], gap)}
 
@@ -137,17 +135,17 @@ def synthetic(alpha: float = 1.0, beta: float = 1.0, num_clients: int = 30, *, s
         test.append({name: value[:cut] for name, value in examples.items()})
         train.append({name: value[cut:] for name, value in examples.items()})
 
-    def log_probabilities(params: Tree, batch: Any) -> jax.Array:
+    def log_probabilities(params: Tree, batch: Batch) -> jax.Array:
         x = batch["x"].astype(params["kernel"].dtype)
         return jax.nn.log_softmax(x @ params["kernel"] + params["bias"])
 
-    def cross_entropy(log_p: jax.Array, batch: Any) -> jax.Array:
+    def cross_entropy(log_p: jax.Array, batch: Batch) -> jax.Array:
         return -jnp.take_along_axis(log_p, batch["y"][:, None], axis=1)[:, 0]
 
-    def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+    def loss(params: Tree, batch: Batch, key: jax.Array) -> jax.Array:
         return masked_mean(cross_entropy(log_probabilities(params, batch), batch), batch)
 
-    def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
+    def metrics(params: Tree, batch: Batch) -> dict[str, jax.Array]:
         log_p = log_probabilities(params, batch)
         is_right = jnp.argmax(log_p, axis=-1) == batch["y"]
         return {"accuracy": is_right.astype(jnp.float32), "loss": cross_entropy(log_p, batch)}

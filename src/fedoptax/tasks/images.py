@@ -18,7 +18,7 @@ from fedoptax.data.federated import FederatedData
 from fedoptax.errors import check_choice
 from fedoptax.models import Model, autoencoder
 from fedoptax.tasks.recipe import Recipe, TaskOptions, make_task
-from fedoptax.tasks.task import Task, at_least_float32, masked_mean
+from fedoptax.tasks.task import Batch, Task, at_least_float32, masked_mean
 
 Augmentation = Callable[[jax.Array, jax.Array | None], jax.Array]
 CROP = 24  # height and width of an image after `crop`
@@ -64,25 +64,25 @@ def cross_entropy(
     `weights` (classes,) weigh the examples of each class in the training loss, not in the metrics.
     """
 
-    def logits_of(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
+    def logits_of(params: Tree, batch: Batch, key: jax.Array | None = None) -> jax.Array:
         x = scaled(params, batch["x"], scale, shift)
         return at_least_float32(model.apply(params, x if augment is None else augment(x, key), key))
 
-    def classify(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    def classify(params: Tree, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         logits = logits_of(params, batch, key)
         return logits, optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
 
-    def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+    def loss(params: Tree, batch: Batch, key: jax.Array) -> jax.Array:
         losses = classify(params, batch, key)[1]
         if weights is not None:
             losses = losses * jnp.asarray(weights, losses.dtype)[batch["y"]]
         return masked_mean(losses, batch)
 
-    def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
+    def metrics(params: Tree, batch: Batch) -> dict[str, jax.Array]:
         logits, losses = classify(params, batch)
         return {"accuracy": (jnp.argmax(logits, axis=-1) == batch["y"]).astype(jnp.float32), "loss": losses}
 
-    def predict(params: Tree, batch: Any) -> jax.Array:
+    def predict(params: Tree, batch: Batch) -> jax.Array:
         return jax.nn.softmax(logits_of(params, batch))
 
     learned = {"init": model.init, "loss": loss, "metrics": metrics, "predict": predict}
@@ -110,22 +110,22 @@ def reconstruction(model: Model) -> dict[str, Any]:
     paper's client learning rates apply as they are (Reddi et al. 2021, Appendix C and Table 8).
     """
 
-    def inverted(params: Tree, batch: Any) -> jax.Array:
+    def inverted(params: Tree, batch: Batch) -> jax.Array:
         x = batch["x"]
         return 1 - scaled(params, x.reshape(x.shape[0], -1), 255)
 
-    def errors(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
+    def errors(params: Tree, batch: Batch, key: jax.Array | None = None) -> jax.Array:
         """Mean squared error of each example, (batch,)."""
         x = inverted(params, batch)
         return jnp.mean(jnp.square(at_least_float32(model.apply(params, x, key)) - x), axis=1)
 
-    def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+    def loss(params: Tree, batch: Batch, key: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(batch["mask"], errors(params, batch, key), 0))
 
-    def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
+    def metrics(params: Tree, batch: Batch) -> dict[str, jax.Array]:
         return {"mse_x1000": 1000 * errors(params, batch)}
 
-    def predict(params: Tree, batch: Any) -> jax.Array:
+    def predict(params: Tree, batch: Batch) -> jax.Array:
         """The reconstructed images, in the form of the inputs."""
         return 255 * (1 - model.apply(params, inverted(params, batch)).reshape(batch["x"].shape))
 

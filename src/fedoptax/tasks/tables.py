@@ -15,7 +15,7 @@ from fedoptax.errors import DataError, UsageError, check_choice, parse_number
 from fedoptax.models import Model
 from fedoptax.tasks.images import cross_entropy, scaled
 from fedoptax.tasks.metrics import Metric, r2, root_mean
-from fedoptax.tasks.task import at_least_float32, masked_mean
+from fedoptax.tasks.task import Batch, at_least_float32, masked_mean
 
 LOSSES = ("squared", "huber", "poisson")
 
@@ -62,11 +62,11 @@ def regression(model: Model, prepared: Preparation, loss: str = "squared") -> di
     if loss == "poisson" and mean <= 0:
         raise DataError(f"loss poisson needs a target of counts, got one with the mean {mean:g}")
 
-    def output_of(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
+    def output_of(params: Tree, batch: Batch, key: jax.Array | None = None) -> jax.Array:
         x = scaled(params, batch["x"], prepared.scale, prepared.shift)
         return at_least_float32(model.apply(params, x, key))[:, 0]
 
-    def predict(params: Tree, batch: Any) -> jax.Array:
+    def predict(params: Tree, batch: Batch) -> jax.Array:
         output = output_of(params, batch)
         return mean * jnp.exp(output) if loss == "poisson" else mean + deviation * output
 
@@ -76,13 +76,13 @@ def regression(model: Model, prepared: Preparation, loss: str = "squared") -> di
         difference = output - (y - mean) / deviation
         return optax.huber_loss(difference) if loss == "huber" else jnp.square(difference) / 2
 
-    def metrics(params: Tree, batch: Any) -> dict[str, Metric | jax.Array]:
+    def metrics(params: Tree, batch: Batch) -> dict[str, Metric | jax.Array]:
         y, predicted = batch["y"].astype(jnp.float32), predict(params, batch)
         errors: dict[str, Any] = {"mae": jnp.abs(predicted - y), "rmse": root_mean(jnp.square(predicted - y))}
         fit = r2((predicted - mean) / deviation, (y - mean) / deviation)  # near 0, so that squares keep their digits
         return errors | {"r2": fit, "loss": losses_of(output_of(params, batch), y)}
 
-    def mean_loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+    def mean_loss(params: Tree, batch: Batch, key: jax.Array) -> jax.Array:
         return masked_mean(losses_of(output_of(params, batch, key), batch["y"]), batch)
 
     learned = {"init": model.init, "loss": mean_loss, "metrics": metrics, "predict": predict}

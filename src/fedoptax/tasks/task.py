@@ -18,7 +18,9 @@ from fedoptax.errors import UsageError, check_choice, check_function, check_int,
 from fedoptax.tasks.metrics import METRICS, confusion
 from fedoptax.tree import leaf_names, sum_dtype
 
-LossFn = Callable[[Tree, Any, jax.Array], jax.Array]
+Batch = Mapping[str, jax.Array]
+"""Examples, field by field (batch, …), with their `mask` where some are padding."""
+LossFn = Callable[[Tree, Batch, jax.Array], jax.Array]
 
 
 class Frozen:
@@ -96,7 +98,7 @@ class Task:
     name: str
     init: Callable[[jax.Array], Tree]
     loss: LossFn
-    metrics: Callable[[Tree, Any], dict[str, Any]]
+    metrics: Callable[[Tree, Batch], dict[str, Any]]
     clients: FederatedData
     test: Mapping[str, np.ndarray] | None = None
     primary_metric: str | None = None
@@ -110,7 +112,7 @@ class Task:
     clip_norm: float | None = None
     eval_batch: int = 500
     notes: tuple[str, ...] = ()
-    predict: Callable[[Tree, Any], jax.Array] | None = None
+    predict: Callable[[Tree, Batch], jax.Array] | None = None
     classes: Sequence[str] | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
     client_names: tuple[str, ...] | None = None
@@ -192,7 +194,7 @@ def jit(task: Task, function: Callable[..., Any], **options: Any) -> Any:
     return partial(jax.jit(with_frozen, **options), task.frozen.arrays)
 
 
-def masked_mean(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+def masked_mean(values: jax.Array, batch: Batch) -> jax.Array:
     """The mean of per-example `values` (batch,) over the real examples of a padded batch; 0 when there are none.
 
     It is computed in at least float32 and returned so; whole numbers and booleans count as floating-point ones. Values
@@ -212,7 +214,7 @@ def at_least_float32(x: jax.Array) -> jax.Array:
     return x.astype(np.promote_types(x.dtype, np.float32))
 
 
-def padded_loss(loss: LossFn, params: Tree, batch: Any, key: jax.Array, name: str = "loss") -> jax.Array:
+def padded_loss(loss: LossFn, params: Tree, batch: Batch, key: jax.Array, name: str = "loss") -> jax.Array:
     """Evaluate `loss` on a padded batch (with its `mask`) such that padding does not count.
 
     A loss whose value depends on the mask is called with it. For any other, the mean over real examples of the loss of
@@ -268,7 +270,7 @@ def with_compute_dtype(task: Task, dtype: str) -> Task:
     def cast(a: jax.Array) -> jax.Array:
         return a.astype(narrow) if jnp.issubdtype(a.dtype, jnp.floating) else a
 
-    def narrow_loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+    def narrow_loss(params: Tree, batch: Batch, key: jax.Array) -> jax.Array:
         value = loss(jax.tree.map(cast, params), jax.tree.map(cast, batch), key)
         return check_output(f"loss of task '{task.name}'", value).astype(jnp.float32)
 
@@ -320,7 +322,7 @@ def with_metrics(task: Task, names: str) -> Task:
         raise UsageError(f"metrics '{names}' need a task that predicts classes, and '{task.name}' does not")
     positive = positive_class(task)
 
-    def more(params: Tree, batch: Any) -> dict[str, Any]:
+    def more(params: Tree, batch: Batch) -> dict[str, Any]:
         outputs, values = predict(params, batch), metrics(params, batch)
         values |= {name: METRICS[name](outputs, batch[label], positive) for name in chosen if name != "confusion"}
         names = task.classes or list(map(str, range(outputs.shape[-1])))

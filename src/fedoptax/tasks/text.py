@@ -14,7 +14,7 @@ from fedoptax.errors import check_choice
 from fedoptax.models import Model, so_logistic
 from fedoptax.tasks.metrics import perplexity
 from fedoptax.tasks.recipe import Recipe, TaskOptions, make_task
-from fedoptax.tasks.task import Task, at_least_float32
+from fedoptax.tasks.task import Batch, Task, at_least_float32
 
 SO_WORDS, SO_TAGS = 10_000, 500
 
@@ -71,7 +71,7 @@ def next_token(
     else the number of all `tokens`, the vocabulary.
     """
 
-    def score(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    def score(params: Tree, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         logits = at_least_float32(net.apply(params, batch["x"].astype(jnp.int32), key))
         targets = jnp.maximum(batch["y"].astype(jnp.int32), 0)  # `pad` may be below 0
         return logits, optax.softmax_cross_entropy_with_integer_labels(logits, targets)
@@ -79,12 +79,12 @@ def next_token(
     def is_real(y: jax.Array) -> jax.Array:
         return jnp.ones(y.shape, jnp.float32) if pad is None else (y != pad).astype(jnp.float32)
 
-    def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+    def loss(params: Tree, batch: Batch, key: jax.Array) -> jax.Array:
         _, losses = score(params, batch, key)
         counts = (is_real(batch["y"]) * batch["mask"][:, None]).astype(losses.dtype)
         return jnp.sum(losses * counts) / jnp.maximum(jnp.sum(counts), 1)
 
-    def metrics(params: Tree, batch: Any) -> dict[str, Any]:
+    def metrics(params: Tree, batch: Batch) -> dict[str, Any]:
         logits, losses = score(params, batch)
         y = batch["y"]
         counts = scored = is_real(y)
@@ -93,7 +93,7 @@ def next_token(
         right = (jnp.argmax(logits, axis=-1) == y.astype(jnp.int32)).astype(jnp.float32)
         return {"accuracy": (right, scored), "loss": (losses, counts), "perplexity": perplexity(losses, counts)}
 
-    def predict(params: Tree, batch: Any) -> jax.Array:
+    def predict(params: Tree, batch: Batch) -> jax.Array:
         x = batch["x"].astype(jnp.int32)
         is_real_token = x != (len(tokens) if pad is None else pad)
         logits = net.apply(params, jnp.where(is_real_token, x, 0))
@@ -113,21 +113,21 @@ def stackoverflow_tags(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     source = stackoverflow.load_tags(options.data_dir, SO_WORDS, SO_TAGS, **stackoverflow_sizes(options))
     model = so_logistic(SO_WORDS, SO_TAGS)
 
-    def logits_of(params: Tree, batch: Any) -> jax.Array:
+    def logits_of(params: Tree, batch: Batch) -> jax.Array:
         dtype = jax.tree.leaves(params)[0].dtype
         bag = bag_of_words(batch["x"].astype(jnp.int32), batch["words"].astype(jnp.int32), SO_WORDS, dtype)
         return at_least_float32(model.apply(params, bag))
 
-    def score(params: Tree, batch: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def score(params: Tree, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Logits and true tags (batch, T), and each post's loss (batch,)."""
         logits = logits_of(params, batch)
         truth = tag_indicators(batch["y"].astype(jnp.int32), SO_TAGS, logits.dtype)
         return logits, truth, jnp.mean(optax.sigmoid_binary_cross_entropy(logits, truth), axis=1)
 
-    def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+    def loss(params: Tree, batch: Batch, key: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(batch["mask"], score(params, batch)[2], 0))
 
-    def metrics(params: Tree, batch: Any) -> dict[str, Any]:
+    def metrics(params: Tree, batch: Batch) -> dict[str, Any]:
         logits, truth, losses = score(params, batch)
         return {"recall_at_5": recall(logits, truth), "loss": losses}
 

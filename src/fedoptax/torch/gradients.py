@@ -138,7 +138,7 @@ class ModuleState(NamedTuple):
 class Place(NamedTuple):
     """A batch at its place in a list: one batch at two places is taken for two."""
 
-    batch: Any
+    batch: Tree
 
 
 def with_module(algorithm: FedAlgorithm, module: nn.Module, loss: ModuleLoss) -> FedAlgorithm:
@@ -188,7 +188,7 @@ def torch_grad_fn(module: nn.Module, loss: ModuleLoss) -> GradFn:
     """
     gradient = ModuleGradient(module, loss)
 
-    def grad_fn(params: Tree, batch: Any) -> tuple[jax.Array, Tree]:
+    def grad_fn(params: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
         check_params(module, params)
         inner = batch.batch if isinstance(batch, Place) else batch
         is_minibatch = isinstance(inner, Minibatch)
@@ -210,7 +210,7 @@ class ModuleGradient:
         self._last_place: Any = None
         self._last_seed: int | None = None
 
-    def at_batch(self, place: Any, batch: Any, params: Tree) -> tuple[jax.Array, Tree]:
+    def at_batch(self, place: Any, batch: Tree, params: Tree) -> tuple[jax.Array, Tree]:
         """Compute loss and gradient on any batch; if its place is not that of the call before, PyTorch draws a seed."""
         seed = self._last_seed if place is self._last_place else None
         self._last_place = place
@@ -252,7 +252,7 @@ class ModuleGradient:
                 for p, data in zip(parameters, before):
                     p.grad, p.data = None, data
 
-    def _compute(self, params: Tree, batch: Any, seed: int) -> tuple[jax.Array, Tree]:
+    def _compute(self, params: Tree, batch: Tree, seed: int) -> tuple[jax.Array, Tree]:
         """Compute loss and gradient; running statistics stay as they are if the call before had the same seed."""
         with self.holding(params) as parameters:
             statistics = [b.clone() for b in self.module.buffers()] if seed == self._last_seed else []
@@ -302,7 +302,7 @@ def seed_of(key_data: Any) -> int:
     return int.from_bytes(np.ascontiguousarray(key_data).tobytes()[-8:], "little") >> 1
 
 
-def as_tensors(batch: Any, device: torch.device) -> Any:
+def as_tensors(batch: Tree, device: torch.device) -> Any:
     """Turn a batch's arrays into tensors on a device, whole numbers as int64."""
 
     def leaf(value: Any) -> Any:

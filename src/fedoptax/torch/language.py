@@ -16,7 +16,7 @@ from fedoptax.data.text import IGNORED, TextTokenizer, as_sequences, read_texts
 from fedoptax.errors import check_int
 from fedoptax.experiments.result import RunResult
 from fedoptax.tasks.metrics import perplexity
-from fedoptax.tasks.task import Task
+from fedoptax.tasks.task import Batch, Task
 from fedoptax.torch.gradients import load_params
 from fedoptax.torch.task import ModuleMetric, module_task
 
@@ -86,7 +86,7 @@ def causal_lm_task(
     about |= {"is_pretrained": True} | attributes
     task = module_task(name, model, loss, metrics, data, None if test is None else sequences(test), **about)
 
-    def measure(params: Tree, batch: Any) -> dict[str, Any]:
+    def measure(params: Tree, batch: Batch) -> dict[str, Any]:
         values = task.metrics(params, batch)
         return values | {"perplexity": perplexity(*values["loss"])}
 

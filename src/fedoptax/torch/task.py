@@ -88,14 +88,14 @@ def check_statistics(module: nn.Module) -> None:
 def _differentiable(gradient: gradients.ModuleGradient) -> Callable[[Tree, Any, jax.Array], jax.Array]:
     """The module's loss as JAX differentiates it: the gradient comes with the value, in one call of PyTorch."""
 
-    def value_and_grads(params: Tree, batch: Any, key_data: jax.Array) -> tuple[jax.Array, Tree]:
+    def value_and_grads(params: Tree, batch: Tree, key_data: jax.Array) -> tuple[jax.Array, Tree]:
         check_statistics(gradient.module)
         gradients.check_params(gradient.module, params)
         gradient.check_batch(batch)
         return call_host(gradient.at_minibatch, gradients.gradient_form(params), params, batch, key_data)
 
     @jax.custom_vjp
-    def value(params: Tree, batch: Any, key_data: jax.Array) -> jax.Array:
+    def value(params: Tree, batch: Tree, key_data: jax.Array) -> jax.Array:
         return value_and_grads(params, batch, key_data)[0]
 
     value.defvjp(value_and_grads, lambda grads, g: (jax.tree.map(lambda a: (g * a).astype(a.dtype), grads), None, None))
