@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -38,8 +37,9 @@ def label_skew(counts: ArrayLike) -> dict[str, float]:
     table = np.asarray(counts, np.float64)
     q, p = table / table.sum(1, keepdims=True), table.sum(0) / table.sum()
     distance = np.abs(q - p).sum(1) / 2
-    entropy = _entropy(q)
-    divergence = _entropy((q + p) / 2) - (entropy + _entropy(p)) / 2
+    shares = np.vstack([q, (q + p) / 2, p])
+    entropy, middle, last = np.split(-(shares * np.log(np.where(shares > 0, shares, 1))).sum(1), [len(q), 2 * len(q)])
+    divergence = middle - (entropy + last) / 2
     return {
         "total_variation_mean": float(distance.mean()),
         "total_variation_max": float(distance.max()),
@@ -47,11 +47,6 @@ def label_skew(counts: ArrayLike) -> dict[str, float]:
         "classes_mean": float((q > 0).sum(1).mean()),
         "effective_classes_mean": float(np.exp(entropy).mean()),
     }
-
-
-def _entropy(shares: np.ndarray) -> Any:
-    """Return the entropy in nats of the last axis; not SciPy's, whose import takes 0.13 s of every run's start."""
-    return -(shares * np.log(np.where(shares > 0, shares, 1))).sum(-1)
 
 
 def quantity_skew(sizes: ArrayLike) -> dict[str, float]:
