@@ -34,17 +34,17 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
     `other_step`), `level` (all are within a point of the best, or each of itself in `other_step`), `gain` (each ends
     better than it was before the first round), `point` (a value of a search is within a point of its best), `near`
     (more points of a search than in `other_step` are so close to their best), `every` (the score of each point is "at
-    least" or "at most" `value`), or `everywhere`: each method is significantly behind the first in some table, once
-    all are there.
+    least" or "at most" `value`), or `everywhere`: each method of all tables is significantly behind the first in one,
+    once all are there.
     """
     claims = []
     for options in recipe.get("claims", ()):
         if options.get("everywhere") and len(tables) == len(recipe["steps"]):
-            names = list(dict.fromkeys(row.name for table in tables.values() for row in table.rows))
+            names = set.intersection(*({row.name for row in table.rows} for table in tables.values()))
             never = [name for name in names if not any(name in table.behind for table in tables.values())]
             test = Test("each method", "the first", _NOTHING, len(tables), NAN, NAN, NAN, NAN)
             test.decided = "undecided" if never else "holds"
-            says = f"{options['says']} ({len(never)} of {len(names)} are on none of {len(tables)})"
+            says = f"{options['says']} ({len(never)} of the {len(names)} that ran on all {len(tables)} are on none)"
             claims.append(Claim(says, "all", recipe["settings"]["paper"], "as in the tables", [test]))
         if not {options.get("step"), options.get("other_step", options.get("step"))} <= steps.keys():
             continue
