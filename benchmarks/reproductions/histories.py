@@ -157,7 +157,9 @@ def read(name: str, runs: Path = RUNS) -> dict[str, Step]:
         about = tomllib.loads((runs / f"{name}.toml").read_text(encoding="utf-8"))
         table = pd.read_parquet(runs / f"{name}.parquet")
         own = [_make_step(step, about[step], dict(_split(table, step))) for step in about]
-        steps |= {step.name: step for step in own if step.name not in steps or step.size >= steps[step.name].size}
+        least = {name: step.size for name, step in steps.items()}
+        # a comparison of which nothing but searches has run has no step yet
+        steps |= {step.name: step for step in own if step.size >= max(1, least.get(step.name, 0))}
     return steps
 
 

@@ -260,13 +260,12 @@ def draw_heat_map(heat_map: HeatMap) -> Figure:
 
 def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
     """Draw lines (or dots, without a grid) of the metric against one hyper-parameter; `places` are of the curves."""
-    figure = Figure(figsize=(5.4, 3.4), layout="constrained")
+    columns, line_style = -(-len(profile.lines) // 16), "-" if profile.is_grid else "none"
+    figure = Figure(figsize=(4.2 + 1.6 * columns, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for place, (name, line) in enumerate(profile.lines.items()):
-        x, y = zip(*line, strict=True)
         style = style_of(places.get(name, place))
-        (drawn,) = axes.plot(x, y, color=style.light, marker=style.matplotlib_marker, label=visible(name))
-        drawn.set_linestyle("-" if profile.is_grid else "none")
+        axes.plot(*zip(*line), line_style, color=style.light, marker=style.matplotlib_marker, label=visible(name))
     if min(x for line in profile.lines.values() for x, _ in line) > 0:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
@@ -274,7 +273,7 @@ def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
     axes.set(xlabel=visible(profile.name), ylabel=visible(profile.metric_title))
-    axes.legend()
+    figure.legend(loc="outside right upper", ncols=columns)
     return figure
 
 
