@@ -285,10 +285,12 @@ def tabulate(step: Step, options: Mapping[str, Any]) -> Table:
     return Table(step, measure, early, target, rows)
 
 
-def in_all(tables: Mapping[str, Table], kind: str, outcome: str) -> list[str]:
-    """Name the methods whose comparison ended so in every table."""
-    found = [table.against(kind, outcome) for table in tables.values()]
-    return [name for name in found[0] if all(name in others for others in found)] if found else []
+def in_several(tables: Mapping[str, Table], kind: str) -> dict[str, list[str]]:
+    """Name the methods that are significantly above FedAvg in several tables and below it in none, with these tables."""
+    above = {name: table.against(kind, "holds") for name, table in tables.items()}
+    below = {method for table in tables.values() for method in table.against(kind, "contradicted")}
+    found = {method: [name for name in above if method in above[name]] for names in above.values() for method in names}
+    return {method: names for method, names in found.items() if len(names) > 1 and method not in below}
 
 
 def cost_to(runs: Mapping[int, Run], target: Measure) -> dict[str, float]:
