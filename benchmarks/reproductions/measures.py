@@ -286,7 +286,7 @@ def tabulate(step: Step, options: Mapping[str, Any]) -> Table:
 
 
 def in_several(tables: Mapping[str, Table], kind: str) -> dict[str, list[str]]:
-    """Name the methods that are significantly above FedAvg in several tables and below it in none, with these tables."""
+    """Name the methods that are significantly above FedAvg in several tables, with these, and below it in none."""
     above = {name: table.against(kind, "holds") for name, table in tables.items()}
     below = {method for table in tables.values() for method in table.against(kind, "contradicted")}
     found = {method: [name for name in above if method in above[name]] for names in above.values() for method in names}
