@@ -44,7 +44,7 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
             never = [name for name in names if not any(name in table.behind for table in tables.values())]
             test = Test("each method", "the first", _NOTHING, len(tables), NAN, NAN, NAN, NAN)
             test.decided = "undecided" if never else "holds"
-            says = f"{options['says']} ({len(never)} of the {len(names)} that ran on all {len(tables)} are on none)"
+            says = f"{options['says']} ({len(names) - len(never)} of the {len(names)} that ran on all {len(tables)})"
             claims.append(Claim(says, "all", recipe["settings"]["paper"], "as in the tables", [test]))
         if not {options.get("step"), options.get("other_step", options.get("step"))} <= steps.keys():
             continue
