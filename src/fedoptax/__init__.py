@@ -8,7 +8,6 @@ import ast
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from warnings import warn
 
 __version__ = "0.1.0"
 
@@ -23,9 +22,6 @@ __all__ = [name for name, home in _HOMES.items() if home != __name__]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Tuned":
-        warn("fedoptax.Tuned is now SearchResult", DeprecationWarning, stacklevel=2)
-        name = "SearchResult"
     home = _HOMES.get(name)
     if name in _MODULES or home == __name__:
         return import_module(f"{__name__}.{_MODULES.get(name, name)}")

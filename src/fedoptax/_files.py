@@ -27,10 +27,10 @@ def writing(path: Path) -> Iterator[None]:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("xb") as file:
                 file.write(data)
                 file.flush()

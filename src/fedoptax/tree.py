@@ -92,7 +92,7 @@ def put(x: Tree, i: ArrayLike, rows: Tree) -> Tree:
 
 
 def all_finite(x: Tree) -> jax.Array:
-    """Whether every floating-point or complex number of `x` is finite: 0 times another number is not 0."""
+    """Whether every floating-point or complex number of `x` is finite; 0 · a is 0 only if a is."""
     sums = [jnp.sum(0 * jnp.asarray(a)) for a in jax.tree.leaves(x) if jnp.issubdtype(a.dtype, jnp.inexact)]
     return jnp.all(jnp.array([jnp.isfinite(s) for s in sums], bool))
 

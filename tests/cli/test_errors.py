@@ -4,6 +4,7 @@ import pytest
 
 from command_line import SMALL, fedoptax
 
+RESULTS = '{"kind": "run"}'
 TUNE = ["tune", "--algorithm", "fedavg", "--grid", "client_lr=0.1,1"]
 
 WRONG = [
@@ -11,6 +12,7 @@ WRONG = [
     (["run", "--algoritm", "fedadam"], 2, "--algoritm"),
     (["run", "--algorithm", "fedavg,fedadam"], 2, "must be one of"),
     (["run", "--algorithm", "./own.py:make", "--preset", "none"], 2, "MODULE:FUNCTION"),
+    (["run", "--algorithm", "math:pi", "--preset", "none"], 2, "it is no function"),
     (["run", "--task", "file:nothing.csv"], 2, "nothing.csv"),
     (["run", "--lr", "0.1"], 2, "--set client_lr=VALUE"), (["run", "--set", "client_lr=fast"], 2, "number"),
     (["run", "--stop-after", "5:val_loss"], 2, "--validation-fraction"),
@@ -38,7 +40,7 @@ def test_wrong_input_is_one_line_and_leaves_nothing(arguments, status, name, tmp
     """With --overwrite: what is refused must not cost earlier results."""
     out = tmp_path / "result"
     out.mkdir()
-    (out / "config.json").write_text("{}")
+    (out / "config.json").write_text(RESULTS)
     writes = arguments[0] in ("run", "compare", "tune")
     given = [*arguments, "--out", out, "--overwrite"] if writes else arguments
     assert fedoptax(*given) == status
@@ -48,7 +50,7 @@ def test_wrong_input_is_one_line_and_leaves_nothing(arguments, status, name, tmp
     assert all(note.startswith(("loaded ", "weighting: ")) for note in notes)
     assert name in error
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["config.json"]
-    assert (out / "config.json").read_text() == "{}"
+    assert (out / "config.json").read_text() == RESULTS
 
 
 def test_folder_that_cannot_be_written_is_named(tmp_path, capsys):

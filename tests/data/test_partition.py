@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedoptax.data.heterogeneity import heterogeneity
 from fedoptax.data.partition import (
     apportion,
     by_size,
@@ -14,7 +15,6 @@ from fedoptax.data.partition import (
     dirichlet,
     dirichlet_by_class,
     divide_test,
-    heterogeneity,
     iid,
     label_counts,
     pachinko,

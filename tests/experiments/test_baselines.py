@@ -12,6 +12,7 @@ from fedoptax.algorithms.baselines import local
 from fedoptax.experiments.record import split_options
 from fedoptax.experiments.run import simulate
 from fedoptax.storage.history import read_rows
+from refusals import refused
 from small_rounds import close
 
 LR, ROUNDS, CLIENTS = 0.1, 3, 4
@@ -63,6 +64,14 @@ def test_centralized_is_descent_on_all_examples_with_as_many_steps(task):
     close(result.params, expected, rtol=1e-4)
     accuracy = float(np.mean(jax.jit(task.metrics)(expected, task.test)["accuracy"]))
     assert result.history[-1]["test_accuracy"] == pytest.approx(accuracy, abs=1e-6)
+
+
+def test_a_baseline_ignores_wrappers_and_pooled_examples_need_no_robust_mean(task, tmp_path):
+    options = {"rounds": 1, "cohort_size": CLIENTS, "batch_size": 2000, "mesh": 1}
+    compared = fx.compare(task, ["fedavg", "local"], tmp_path, seeds=1, wrappers={"personal": "*bias"}, **options)
+    assert set(compared.histories) == {"fedavg", "local"}
+    assert run("centralized", task, rounds=1, aggregate="median").status == "completed"
+    refused(lambda: run("centralized", task, cohort_size=CLIENTS + 1), "cohort_size")
 
 
 def test_baselines_stand_in_the_table_and_resume(clean_home, monkeypatch, capsys):

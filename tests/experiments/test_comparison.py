@@ -39,6 +39,8 @@ def test_rates_are_searched_first_and_every_algorithm_runs_over_every_seed(tmp_p
     assert losses(fx.compare(TASK, names, tmp_path / "a", **given)) == losses(compared)
     assert (tmp_path / "a" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns == before
     refused(lambda: fx.compare(TASK, names, tmp_path / "a", **given | {"rounds": 4}), "another comparison")
+    slower = {"hyperparameters": {"fedadam": {"client_lr": 1e-30, "server_lr": 1e30}}}
+    refused(lambda: fx.compare(TASK, names, tmp_path / "a", **given | slower), "another comparison")
     other = fx.compare(TASK, ["fedavg"], tmp_path / "a", seeds=[5], overwrite=True, **SMALL)
     assert len(other.histories["fedavg"]) == 1 and not (tmp_path / "a" / "fedadam").exists()
 
@@ -67,6 +69,8 @@ def test_functions_and_objects_are_compared_with_one_weighting_and_searched_rate
         ([], {}, "algorithms"), ("fedavg", {}, "algorithms"), (["fedavg", "fedsgd"], {}, "fedsgd"),
         ([fx.fedavg(0.1)], {}, "dictionary"), ({"fedadam": fx.fedavg}, {}, "name of another"),
         (["fedavg"], {"seeds": 0}, "seeds"),
+        (["fedavg"], {"seeds": [0, 0]}, "seeds"), (["fedavg"], {"seeds": [-1]}, "seeds"),
+        (["fedavg"], {"hyperparameters": {"fedavgg": {}}}, "fedavgg"), (["fedavg"], {"grids": {"a": {}}}, "grids"),
         (["fedavg"], {"hyperparameters": {"fedavg": {"client_lr": -1.0}}}, "client_lr"),
         (["fedavg"], {"grids": {"fedavg": {"client_lr": []}}}, "grid"),
         (["fedavg"], {"cohort_size": 100}, "cohort_size"), (["fedavg"], {"select": "accuracy"}, "select"),

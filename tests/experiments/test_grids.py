@@ -39,7 +39,7 @@ def test_points_vary_the_last_name_fastest_and_have_edges():
 WRONG = (
     *("client_lr", "client_lr=", "=1", "rate=1,2", "client_lr=1,1"),
     *("client_lr=1..0.1", "client_lr=0..1", "client_lr=-1..1", "client_lr=1..2:third", "client_lr=1.2..2"),
-    *("client_lr=1..", "client_lr=..1", "client_lr=1e-3..inf", "client_lr=,"),
+    *("client_lr=1..", "client_lr=..1", "client_lr=1e-3..inf", "client_lr=,", "client_lr=[1]"),
 )
 test_wrong_grids_are_refused = refusals((partial(parse_grids, [text], ["fedadam"]), "grid") for text in WRONG)
 

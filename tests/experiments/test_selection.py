@@ -81,6 +81,19 @@ def test_a_resumed_run_keeps_the_same_and_stops_at_the_same_round(tmp_path):
             assert read_summary(part)["best"] == read_summary(tmp_path / "whole")["best"]
 
 
+def test_the_last_round_of_a_run_that_is_continued_stays_the_best(tmp_path, monkeypatch):
+    """It was evaluated as the last one, although no multiple of `eval_every`."""
+    values = fx.run(TASK, ALGORITHM, rounds=ROUNDS, **OPTIONS | {"eval_every": 1}).history.column("val_nll")
+    best = 1 + int(np.argmin(np.array(values, float)))
+    options = OPTIONS | {"eval_every": best - 1, "keep": "best"}
+    fx.run(TASK, ALGORITHM, rounds=best, out=tmp_path / "run", **options)
+    monkeypatch.chdir(tmp_path)  # the same folder by another name, which is not removed
+    more = {"resume_from": "run", "out": tmp_path / "run", "overwrite": True, "rounds": ROUNDS}
+    result = fx.run(TASK, ALGORITHM, **options, **more)
+    assert result.best is not None and result.best.round == best
+    assert_equal(result.best_params, fx.run(TASK, ALGORITHM, rounds=best, **OPTIONS).params)
+
+
 def test_predictions_are_of_the_best_parameters_where_they_were_kept(tmp_path):
     task = replace(TASK, predict=lambda params, batch: jnp.tanh(batch["x"] @ params["hidden"]["kernel"]))
     result = fx.run(task, ALGORITHM, out=tmp_path, **KEPT)

@@ -110,6 +110,8 @@ REFUSALS: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     ("fedavg", {"client_lr": [0.1]}, {"cohort_size": 100}, "cohort_size"),
     ("fedavg", {"client_lr": [0.1]}, {"cohort": 3}, "cohort_size"),
     ("fedavg", {"client_lr": [0.1]}, {"label": "a"}, "label"),
+    ("fedavg", {"client_lr": [0.1], "weighting": ["examples", "uniform"]},
+     {"wrappers": {"privacy": "clip=1,noise_multiplier=1,delta=1e-5"}}, "weighting"),
     ("fedavg", {"client_lr": [0.1]}, {"aggregate": fx.Krum(1)}, "aggregate"),
     ("fedavg", {"client_lr": [0.1]}, {"trackers": ["paper"]}, "trackers"),
     ("fedavg", {"client_lr": [0.1]}, {"wrappers": {"hat": "x"}}, "wrappers"),
@@ -150,8 +152,6 @@ def test_a_search_zooms_over_rates_and_weighting_and_goes_on_where_it_stopped(tm
     (tmp_path / "a" / "point-008" / "summary.json").unlink()
     again = fx.tune(SYNTHETIC, "fedavg", {"weighting": ["examples", "uniform"]}, tmp_path / "a", **options)
     assert again == SearchResult.read(tmp_path / "a") == whole
-    with pytest.warns(DeprecationWarning, match="SearchResult"):
-        assert fx.Tuned is SearchResult
 
 
 def test_optuna_finds_the_better_end_and_goes_on_where_it_stopped(tmp_path):

@@ -11,7 +11,6 @@ import typer
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.cli import runs, setup
 from fedoptax.cli.main import app, main
-from fedoptax.experiments import comparison
 
 SMALL = ["--task", "digits", "--model", "logistic", "--num-clients", "8", "--cohort-size", "3", "--rounds", "4"]
 
@@ -37,8 +36,7 @@ def fedoptax(*arguments: object) -> int:
     """Run a command in this process and return its exit status; commands share tasks, algorithms and so programs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setup, "load_task", made_once(setup.load_task, "digits", "quadratic", "synthetic"))
-        for module in (runs, comparison):
-            patch.setattr(module, "build", made_once(module.build, *ALGORITHMS))
+        patch.setattr(runs, "build", made_once(runs.build, *ALGORITHMS))
         with pytest.raises(SystemExit) as stopped:
             main([str(a) for a in arguments])
     return int(stopped.value.code or 0)

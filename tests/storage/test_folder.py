@@ -46,7 +46,7 @@ def test_only_a_new_folder_or_one_of_results_with_overwrite_is_taken(tmp_path):
     out, mine, file = tmp_path / "a", tmp_path / "mine", tmp_path / "file"
     assert storage.prepare(out) == out and not out.exists()
     (out / "checkpoints" / "4").mkdir(parents=True)
-    write_json(out / "config.json", CONFIG)
+    write_json(out / "config.json", CONFIG | {"kind": "run"})
     refused(lambda: storage.prepare(out), "already has results")
     storage.prepare(out, overwrite=True, remove=False)
     assert (out / "config.json").is_file()
@@ -54,6 +54,8 @@ def test_only_a_new_folder_or_one_of_results_with_overwrite_is_taken(tmp_path):
     assert [path for path in out.iterdir() if path.name != ".lock"] == []
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
+    refused(lambda: storage.prepare(mine, overwrite=True), "has other files")
+    write_json(mine / "config.json", {"model_type": "llama"})  # of another program
     refused(lambda: storage.prepare(mine, overwrite=True), "has other files")
     file.touch()
     refused(lambda: storage.prepare(file, overwrite=True), "is a file")
@@ -77,14 +79,14 @@ def test_a_second_process_is_kept_out_until_the_first_ends(tmp_path):
     with holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
         attempts: list[Callable[[], object]] = [lambda: storage.locked(tmp_path).__enter__()]
-        write_json(tmp_path / "config.json", VALUE)
+        write_json(tmp_path / "tune.json", VALUE)
         attempts.append(lambda: storage.prepare(tmp_path, overwrite=True))
         for attempt in attempts:
             with pytest.raises(fx.RunError, match="is in use by another process"):
                 attempt()
         holder.kill()
     with storage.locked(tmp_path):
-        assert read_json(tmp_path / "config.json") == VALUE
+        assert read_json(tmp_path / "tune.json") == VALUE
 
 
 def test_a_file_on_a_full_disk_keeps_its_content(tmp_path):

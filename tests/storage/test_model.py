@@ -74,7 +74,7 @@ def test_predict_reads_and_writes_files(hospitals, capsys):
         assert fedoptax("predict", folder / "run", "--input", folder / f"new.{ending}", "--out", out, "--top", 2) == 0
         found = read(out)
         assert list(found["prediction"]) == expected
-        np.testing.assert_allclose(found["probability"] + found["probability_2"], 1, rtol=1e-6)
+        np.testing.assert_allclose(found["probability"] + found["prediction_2_probability"], 1, rtol=1e-6)
         assert ending == "npz" or list(found["client"]) == list(frame["client"])
     capsys.readouterr()
     assert fedoptax("predict", folder / "run", "--input", folder / "new.csv") == 0

@@ -83,6 +83,10 @@ WRONG_TASKS: dict[str, tuple[dict[str, Any], str]] = {
     "another metric": ({"primary_metric": "pairs"}, "primary_metric"),
     **{f"a norm of {norm}": ({"clip_norm": norm}, "clip_norm") for norm in (-1.0, 0.0)},
     **{f"{size} examples at once": ({"eval_batch": size}, "eval_batch") for size in (0, 2.5)},
+    "names without one of a client that only tests": (
+        {"client_names": tuple("abcdefg"), "test_owners": np.full(len(small_task().test["x"]), 7)},
+        "client_names must be 8",
+    ),
     "text for a truth value": ({"higher_is_better": "no"}, "higher_is_better"),
     **{
         f"{which}, {clip}": (

@@ -102,12 +102,12 @@ class AlgorithmOptions(Form):
 class TaskForm(Form):
     """The task, and how its examples are divided among clients."""
 
-    task: str = of_data("Task, see `fedoptax list tasks`; file:PATH for your own data, or MODULE:FUNCTION.", "digits",
-        check=check_task)  # fmt: skip
+    task: str = of_data("Task, see `fedoptax list tasks`; for your own data file:PATH, text:PATH or MODULE:FUNCTION.",
+        "digits", check=check_task)  # fmt: skip
     partition: str | None = of_data("How examples are divided among clients. [default: the task's]")
     alpha: float | None = of_data("Dirichlet concentration, > 0; smaller is less iid. [default: 0.3]")
     num_clients: int | None = of_data("Clients in the federation. [default: the task's]")
-    client_column: str | None = of_data("Column or array of client ids, for --task file:PATH.")
+    client_column: str | None = of_data("Column or array of client ids, for file:PATH and text:PATH.")
     label_column: str | None = of_data("Column or array of labels, for --task file:PATH.")
     schema: str | None = of_data("Schema of a table, written by `fedoptax data describe`.", metavar="FILE")
     validation_fraction: float | None = of_data("Fraction of each client's training examples to hold out.")

@@ -33,7 +33,7 @@ def _grid(options: CompareForm | TuneForm, names: Sequence[str]) -> dict[str, st
 def compare(options: CompareForm) -> None:
     """Run a comparison and write its report."""
     names = split_algorithms(options.algorithms)
-    if not options.tune and (useless := [name for name in SEARCHING if getattr(options, name)]):
+    if not options.tune and (useless := [name for name in SEARCHING if getattr(options, name) not in (None, {})]):
         raise UsageError(f"{useless[0]} needs --tune")
     budget, grids = tuning.BUDGET if options.budget is None else options.budget, {}
     if options.tune:
@@ -41,6 +41,7 @@ def compare(options: CompareForm) -> None:
         grids = {name: grid for name, grid in chosen.items() if grid}  # the others have nothing to search
     task, settings, run = set_up(options, names, "compare")
     tuned = _best_of_searches(options.from_, names, task, settings)
+    grids = {name: grid for name, grid in grids.items() if name not in tuned}
     rates = settings.rates | dict.fromkeys([*tuned, *grids], "tuned")
     if len(set(rates.values())) > 1:
         origins = "; ".join(f"{name}: {origin}" for name, origin in rates.items())
@@ -62,7 +63,7 @@ def tune(options: TuneForm) -> None:
     name = options.algorithm
     if options.trials is not None and (options.search == "grid" or (options.grid and not options.search)):
         raise UsageError("trials needs --search zoom or optuna")
-    trials = options.trials or tuning.BUDGET
+    trials = tuning.BUDGET if options.trials is None else options.trials
     grid = choose_grids(_grid(options, [name]), options.set_, [name], trials)[name]
     if not grid:
         raise UsageError(f"grid is needed for {name}, because --set has all its rates")

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedoptax.data.federated import as_parts
-from fedoptax.data.heterogeneity import heterogeneity as heterogeneity
 from fedoptax.data.heterogeneity import label_counts as label_counts
 from fedoptax.errors import UsageError, check_choice, check_int, check_number
 

@@ -17,7 +17,6 @@ import numpy as np
 from fedoptax.algorithm import Tree
 from fedoptax.distributed import gather_from_all, place_among_all
 
-PLACES = ("auto", "device", "host")
 M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 DEVICE_SHARE = 0.25  # of its memory, at most, for client states, and as much for training examples
 

@@ -178,7 +178,7 @@ def column_names(task: Task, params: Tree, data: Mapping[str, EvaluationData]) -
 
 @lru_cache(maxsize=16)
 def describe_metrics(task: Task) -> dict[str, Metric]:
-    """Return the metrics by name, without computing anything; other than `Task` describes, they are a `UsageError`."""
+    """Return the metrics by name, without computing anything; a `UsageError` if they are not what `Task` describes."""
     size = 2  # of one example a mean over the batch would pass for its row
     form = {"mask": jax.ShapeDtypeStruct((size,), np.dtype(bool))}
     for name, array in (task.test or task.validation or task.clients.examples).items():

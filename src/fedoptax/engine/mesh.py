@@ -45,7 +45,7 @@ def choose_mesh(mesh: int | None, cohort_size: int, engine: str = "compiled") ->
 
 
 def mesh_again(mesh: int | None) -> int | None:
-    """The devices for resuming a run begun on `mesh` of them: as many if available, else None."""
+    """Return `mesh` if a run that is resumed can use as many devices again, else None."""
     return mesh if mesh is not None and mesh <= jax.device_count() and jax.process_count() == 1 else None
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from fedoptax.algorithm import Tree
+from fedoptax.engine.client_states import host_bytes
 from fedoptax.errors import is_traced
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -93,7 +94,7 @@ def describe_memory(compiled: Any, clients: int) -> str:
     """Say what a program that trains so many clients at a time takes of a device's memory, and how many would fit."""
     sizes, stats = compiled.memory_analysis(), jax.local_devices()[0].memory_stats()
     work = sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    memory = stats["bytes_limit"] if stats else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = stats["bytes_limit"] if stats else host_bytes()
     fitting = (memory - sizes.argument_size_in_bytes) * clients // max(work, 1)
     base, work, memory = (size / 1e9 for size in (sizes.argument_size_in_bytes, work, memory))
     return (

@@ -61,9 +61,12 @@ def import_function(argument: str, text: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        return getattr(importlib.import_module(module), attribute)
+        if not callable(function := getattr(importlib.import_module(module), attribute)):
+            raise TypeError(f"it is no function, but {type(function).__name__}")
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UsageError(f"{argument} must be a name or MODULE:FUNCTION, got '{text}' ({error})") from error
+        reason = shorten(error)
+        raise UsageError(f"{argument} must be a name or MODULE:FUNCTION, got '{text}' ({reason})") from error
+    return function
 
 
 def parameters_of(algorithm: str) -> Mapping[str, inspect.Parameter]:

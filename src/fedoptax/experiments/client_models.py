@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedoptax._files import finite_or_none
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
 from fedoptax.engine.client_states import OnDevice
@@ -19,6 +20,7 @@ from fedoptax.engine.mesh import to_first_device
 from fedoptax.engine.options import RunOptions
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.program import MAX_ROUNDS, Point
+from fedoptax.errors import check_int
 from fedoptax.experiments.rounds import RoundsResult, Simulation, without_held_out
 from fedoptax.tasks.task import Task, jit
 
@@ -44,7 +46,7 @@ class OwnModels(Simulation):
             row |= dict.fromkeys(self._columns)
             if row["round"] == due and self._held_out:
                 values = jax.device_get(self._evaluate(self.models(), self._held_out))
-                row |= self._with_name({name: float(values[name]) for name in self._columns})
+                row |= self._with_name({name: finite_or_none(float(values[name])) for name in self._columns})
         return step
 
     def models(self) -> Tree:
@@ -76,10 +78,12 @@ class Baseline(OwnModels):
 
 def pool(task: Task, options: RunOptions) -> tuple[Task, RunOptions]:
     """Return the task of one client that holds all examples, with the local steps of a whole cohort in each round."""
+    check_int("cohort_size", options.cohort_size, 1, task.num_clients)
     steps = np.ceil(task.clients.sizes / options.batch_size).mean() * options.local_epochs
     steps = options.cohort_size * (steps if options.local_steps is None else options.local_steps)
     steps = max(1, round(steps))
-    return _pool_examples(task), replace(options, cohort_size=1, local_steps=steps, mesh=1, secure_aggregation=None)
+    alone = replace(options, cohort_size=1, local_steps=steps, mesh=1, secure_aggregation=None, aggregate="mean")
+    return _pool_examples(task), alone
 
 
 @lru_cache(maxsize=4)

@@ -12,16 +12,16 @@ from fedoptax._files import reading
 from fedoptax._progress import bar, html_table
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
-from fedoptax.errors import RunError, UsageError, check_int
+from fedoptax.errors import RunError, UsageError, check_choice, check_int
 from fedoptax.experiments import tuning
-from fedoptax.experiments.build import Algorithms, build, find_constructor, name_algorithms, wrap
+from fedoptax.experiments.build import Algorithms, find_constructor, name_algorithms
 from fedoptax.experiments.grids import complete_grid
 from fedoptax.experiments.presets import choose_settings, describe_rates
 from fedoptax.experiments.record import split_options
 from fedoptax.experiments.selection import make_watch
 from fedoptax.experiments.workers import Job, run_jobs
 from fedoptax.storage.config import read_record, write_record
-from fedoptax.storage.folder import read_summary
+from fedoptax.storage.folder import ENDED, read_summary
 from fedoptax.storage.history import History, is_shown, read_rows
 from fedoptax.tasks.task import Task, check_task
 
@@ -78,7 +78,7 @@ class Compared(NamedTuple):
     def _repr_html_(self) -> str:
         rows = []
         for name, runs in self._read().items():
-            ended = [history for status, history in runs if status == "completed"]
+            ended = [history for status, history in runs if status in ENDED]
             row: dict[str, Any] = {"algorithm": name, "completed": f"{len(ended)} of {len(runs)}"}
             for column in dict.fromkeys(column for history in ended for column in history[-1]):
                 values = [value for history in ended if (value := history.last(column)) is not None]
@@ -138,11 +138,16 @@ def compare(
     check_task(task)
     chosen = list(range(check_int("seeds", seeds))) if isinstance(seeds, int) else list(seeds)
     names = name_algorithms(algorithms)
-    if not names or not chosen:
-        raise UsageError("algorithms and seeds must not be empty")
+    if not names or not chosen or len(set(chosen)) < len(chosen):
+        raise UsageError("algorithms and seeds must not be empty, and seeds must be different")
+    for seed in chosen:
+        check_int("seeds", seed, 0)
+    for argument, given in (("hyperparameters", hyperparameters), ("grids", grids), ("rates", rates)):
+        for name in given or ():
+            check_choice(argument, name, names)
     folder, stored = Path(out), tuning.shared_options(options)
     settings = choose_settings(task.name, names, model=task.spec.get("model"))
-    explicit = {name: dict(one) for name, one in (hyperparameters or {}).items() if name in names}
+    explicit = {name: dict(one) for name, one in (hyperparameters or {}).items()}
     values = {name: explicit.get(name, settings.hyperparameters[name]) for name in names}
     grids = dict(grids or {})
     for name in names if budget is not None else ():
@@ -157,7 +162,7 @@ def compare(
     comparison = Comparison(names, values, chosen, spec, stored, command, tunings, origins)
     if (folder / FILE).is_file() and not overwrite:
         earlier = Comparison.read(folder)
-        values = earlier.hyperparameters if tunings else values  # those of a search, once it is finished
+        values |= {name: one for name, one in earlier.hyperparameters.items() if name in tunings}  # once it is finished
         wanted = replace(comparison, hyperparameters=values, command=earlier.command, rates=earlier.rates)
         tuning.check_same(folder / FILE, earlier, wanted, "comparison")
         comparison = earlier
@@ -212,15 +217,15 @@ def _search_one(task: Task, shared: Any, search: tuning.Search, out: Path, track
 
 
 def _check(task: Task, comparison: Comparison) -> None:
-    rounds, record = split_options(comparison.options)
+    rounds = split_options(comparison.options)[0]
     make_watch(task, rounds)
     for name in comparison.algorithms:
         if name in comparison.tunings:
             tuning.check_search(task, comparison.tunings[name])
         else:
-            values = tuning.split_weighting(comparison.hyperparameters[name])["hyperparameters"]
-            with_rate(rounds, task, values)
-            make_plan(rounds, task, wrap(build(name, values), **record.wrappers), name)
+            values = comparison.hyperparameters[name]
+            with_rate(rounds, task, tuning.split_weighting(values)["hyperparameters"])
+            make_plan(rounds, task, tuning.PointMaker(name, values, comparison.options)({}).algorithm, name)
 
 
 def _run_folder(out: Path, name: str, seed: int) -> Path:

@@ -143,7 +143,7 @@ def _parse_values(text: str) -> tuple[Any, ...]:
         return values
     parts = [parse_value(part.strip()) for part in re.split(r",(?![^(]*\))", text)]
     parts = [float(part) if is_number(part) else part for part in parts]
-    if "" in parts or len(set(parts)) != len(parts):
+    if "" in parts or any(isinstance(part, list | dict) for part in parts) or len(set(parts)) != len(parts):
         raise UsageError(f"grid must have different values, got '{text}'")
     return tuple(sorted(parts)) if all(map(is_number, parts)) else tuple(parts)
 

@@ -10,7 +10,7 @@ from fedoptax.errors import UsageError, check_choice
 
 
 def parse_value(text: str) -> Any:
-    """Return a number, true, false, or else the text itself."""
+    """Return what the text is as JSON, or a number such as .5, or else the text itself."""
     for read in (json.loads, float):  # JSON has no `.5`
         with suppress(ValueError):
             return read(text)

@@ -11,7 +11,6 @@ from typing import Any
 
 from fedoptax._files import read_json
 from fedoptax._progress import Update
-from fedoptax.engine.client_states import PLACES
 from fedoptax.engine.mesh import mesh_again
 from fedoptax.engine.options import FROM_0, TEXT, Option, Options, RunOptions, option, with_attributes
 from fedoptax.errors import UsageError, check_choice, check_flag, check_type
@@ -39,7 +38,7 @@ class Record(Options):
     command: str = option("", "The command line that reports show as the way to reproduce the run.")
     out: str | Path | None = option(None, "A new folder for config, history, checkpoints, summary and final "
         "parameters; None writes nothing.", PATH)  # fmt: skip
-    overwrite: bool = option(False, "Remove earlier results in `out`.")
+    overwrite: bool = option(False, "Remove earlier results in `out`.", check_flag)
     resume_from: str | Path | None = option(None, "A run folder to continue from its last checkpoint; results go to "
         "`out`, by default the same folder.", PATH)  # fmt: skip
     resume_round: int | None = option(None, "The round of the checkpoint to start from; later rounds are repeated.")
@@ -80,6 +79,6 @@ def with_original_placement(options: RunOptions, folder: Path) -> RunOptions:
     config = read_json(folder / "config.json")
     if options.mesh is None and options.engine == "compiled":
         options = replace(options, mesh=mesh_again(config.get("mesh", 1)))
-    if options.client_states == "auto" and config.get("client_states") in PLACES:
-        options = replace(options, client_states=config["client_states"])
+    if options.client_states == "auto":
+        options = replace(options, client_states=config.get("client_states", "auto"))
     return options

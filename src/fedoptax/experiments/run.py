@@ -79,7 +79,8 @@ def simulate(
     plan, watch = make_plan(options, task, point.algorithm, record.label), make_watch(task, options)
     if not is_leader():
         record = replace(record, out=None, resume_from=None, resume_round=None, trackers=(), progress=False)
-    new = record.out if record.resume_from is None or Path(record.resume_from) != record.folder else None
+    folders = [Path(one).resolve() for one in (record.out, record.resume_from) if one is not None]
+    new = record.out if len(set(folders)) == len(folders) else None
     run_on_all_or_fail(lambda: None if new is None else prepare(new, record.overwrite))
     has_own_models = point.algorithm.client_params is not None and choose_split(task) is not None
     make = Baseline if name in BASELINES else OwnModels if has_own_models else Simulation

@@ -73,7 +73,7 @@ class Watch:
         """Observe finished rounds, in order."""
         for selection in filter(None, (self.choosing, self.stopping)):
             for row in rows:
-                if self.is_evaluated(row["round"]):
+                if self.is_evaluated(row["round"]) or row.get(selection.metric) is not None:
                     selection.add(row)
 
     def keep(self, done: int, params: Callable[[], Tree]) -> None:

@@ -323,10 +323,9 @@ def check_search(task: Task, search: Search) -> None:
     rounds = split_options(search.options)[0]
     for point in _next_points(search, [], search.size):
         algorithm = make(point).algorithm
-        if WEIGHTING in point:
-            replace(rounds, weighting=point[WEIGHTING])  # checks it
-        with_rate(rounds, task, {**search.fixed, **point})
-    make_plan(rounds, task, algorithm, search.algorithm)
+        weighted = replace(rounds, weighting=point.get(WEIGHTING, rounds.weighting))
+        with_rate(weighted, task, {**search.fixed, **point})
+        make_plan(weighted, task, algorithm, search.algorithm)
     make_watch(task, rounds)
 
 

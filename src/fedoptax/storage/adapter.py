@@ -15,7 +15,7 @@ from fedoptax.algorithm import Tree
 from fedoptax.data.text import TextTokenizer
 from fedoptax.errors import UsageError, check_int
 from fedoptax.models.llama import Lora, write_adapters
-from fedoptax.storage.model import BEST, LAST
+from fedoptax.storage.model import choose_params
 from fedoptax.tasks.pretrained import frozen_a, join_adapters, model_folder, read_model, read_settings
 from fedoptax.tasks.recipe import TEXT_PREFIX, TaskOptions
 
@@ -74,8 +74,7 @@ def load_adapted(folder: str | Path, params: str | None = None) -> AdaptedModel:
     folder = Path(folder)
     if not is_adapted(folder):
         raise UsageError(f"'{folder}' must be the folder of a run on a task text:PATH")
-    best = folder / BEST
-    file = best if params == "best" or (params is None and best.is_file()) else folder / LAST
+    file = choose_params(folder, params)
     with reading(f"'{folder / 'config.json'}'", "the config of a run"):
         spec = read_json(folder / "config.json")["task"]
         chosen = {f.name: spec[f.name] for f in fields(TaskOptions) if f.name in spec}

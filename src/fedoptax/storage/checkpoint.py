@@ -108,7 +108,7 @@ def least_total(folder: Path, resume_round: int | None = None) -> int:
     """Return the least total of rounds of a run that continues from its last checkpoint, or that of `resume_round`."""
     rounds = rounds_of(folder)
     if resume_round is not None and resume_round not in rounds:
-        raise UsageError(f"round must be that of a checkpoint, one of {rounds}, got {resume_round}")
+        raise UsageError(f"resume_round must be that of a checkpoint, one of {rounds}, got {resume_round}")
     return max([1, *rounds]) if resume_round is None else max(1, resume_round)
 
 

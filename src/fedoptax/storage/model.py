@@ -79,39 +79,41 @@ class TrainedModel:
           threshold: of two classes, the probability from which the positive one is predicted.
 
         Returns:
-          One row per example, in order: `prediction` and `probability`, for `top` classes also `prediction_2`, …, and
-          of at most 20 classes `probability_NAME` for each. A model of a number gives it as `prediction`, any other
-          without classes `output`, or `output_1`, … if there are several numbers. `attrs["notes"]` of the table are
-          lines about cells that training did not have.
+          One row per example, in order: `prediction` and `probability`, for `top` classes also `prediction_2`,
+          `prediction_2_probability`, …, and of at most 20 classes `probability_NAME` for each. A model of a number
+          gives it as `prediction`, any other without classes `output`, or `output_1`, … if there are several numbers.
+          `attrs["notes"]` of the table are lines about cells that training did not have.
 
         Raises:
           UsageError: there is no such file, or the model takes none of its kind.
           DataError: it is broken, or lacks something.
         """
         classes = self.classes or ()
+        if threshold is not None:
+            check_number("threshold", threshold, 0, 1, open_high=False)
+            if "positive" not in self.inputs:
+                raise UsageError(f"threshold needs a model of a table with two classes, got {threshold}")
+        check_int("top", top, 1, max(1, len(classes)))
         examples, table = read_inputs(Path(path), self.inputs, self.fields, classes)
         outputs = self._apply(examples)
         if self.classes is None:
             flat = outputs.reshape(len(outputs), -1)
             names = ["output"] if flat.shape[1] == 1 else [f"output_{i + 1}" for i in range(flat.shape[1])]
             return table.assign(**dict(zip(["prediction"] if "schema" in self.inputs else names, flat.T)))
-        check_int("top", top, 1, len(classes))
         order = self._rank(outputs, threshold)[:, :top]
         probabilities = np.take_along_axis(outputs, order, axis=1)
-        for end, chosen, values in zip(["", *(f"_{k}" for k in range(2, top + 1))], order.T, probabilities.T):
-            table = table.assign(**{f"prediction{end}": self._names[chosen], f"probability{end}": values})
+        for k, (chosen, values) in enumerate(zip(order.T, probabilities.T), 1):
+            name = "prediction" if k == 1 else f"prediction_{k}"
+            table[name] = self._names[chosen]
+            table["probability" if k == 1 else f"{name}_probability"] = values
         by_class = zip(classes, outputs.T) if len(classes) <= MOST_COLUMNS else ()
         return table.assign(**{f"probability_{name}": column for name, column in by_class})
 
     def _rank(self, outputs: np.ndarray, threshold: float | None) -> np.ndarray:
         """Return the classes of each example (n, C), what is predicted first."""
-        positive = self.inputs.get("positive")
         if threshold is None:
             return np.argsort(-outputs, axis=1, kind="stable")
-        check_number("threshold", threshold, 0, 1, open_high=False)
-        if positive is None or self.classes is None:
-            raise UsageError(f"threshold needs a model of a table with two classes, got {threshold}")
-        place = list(self.classes).index(positive)
+        place = list(self.classes or ()).index(self.inputs["positive"])
         first = np.where(outputs[:, place] >= threshold, place, 1 - place)
         return np.stack([first, 1 - first], axis=1)
 
@@ -220,16 +222,22 @@ def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
         raise UsageError(f"'{folder}' is not the folder of a run")
     if not (folder / DESCRIPTION).is_file():
         raise UsageError(f"the task of '{folder}' has no predict")
-    names = {"best": BEST, "last": LAST, None: BEST if (folder / BEST).is_file() else LAST}
-    if params not in names:
-        raise UsageError(f"params must be best or last, got {params!r}")
-    path, described = folder / names[params], read_json(folder / DESCRIPTION)
-    if not path.is_file():
-        reason = "the run saved no best parameters" if params == "best" else "the run has not ended"
-        raise RunError(f"'{path}' is missing: {reason}")
+    path, described = choose_params(folder, params), read_json(folder / DESCRIPTION)
     with reading(f"'{folder}'", "a model"):
         program = export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
         return TrainedModel(read_arrays(path), program, described["classes"], described["inputs"])
+
+
+def choose_params(folder: Path, params: str | None) -> Path:
+    """Return the file of a run's best or last parameters; of None, the best if they were saved."""
+    names = {"best": BEST, "last": LAST, None: BEST if (folder / BEST).is_file() else LAST}
+    if params not in names:
+        raise UsageError(f"params must be best or last, got {params!r}")
+    path = folder / names[params]
+    if not path.is_file():
+        reason = "the run saved no best parameters" if params == "best" else "the run has not ended"
+        raise RunError(f"'{path}' is missing: {reason}")
+    return path
 
 
 def model_of(task: Task, params: Tree) -> TrainedModel:

@@ -48,7 +48,8 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         raise UsageError(f"loss applies to a table with a number as its target, got {options.loss!r}")
     how, weights = "", None
     if source.schema is None:
-        weights = class_weights(options.class_weight, source.class_names or (), np.bincount(source.train["y"]))
+        counts = np.bincount(source.train["y"], minlength=source.num_classes or 0)
+        weights = class_weights(options.class_weight, source.class_names or (), counts)
     if is_image:
         model = options.model or ("cnn" if min(source.input_shape[:2]) >= 4 else recipe.model)
         white = find_white(str(path), source.train["x"], source.test["x"])

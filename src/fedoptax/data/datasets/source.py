@@ -56,8 +56,8 @@ def holdout(source: Source, fraction: float, seed: int, by_client: bool = False)
 
     It is a `UsageError` if `fraction` moves no example, or if there are test examples already.
     """
-    if len(source.test["y"]):
-        raise UsageError(f"fraction must be left out: there are {len(source.test['y'])} test examples, got {fraction}")
+    if count := len(source.test["y"]):
+        raise UsageError(f"test_fraction must be left out: there are {count} test examples, got {fraction}")
     n = len(source.train["y"])
     groups = np.zeros(n, np.int64) if source.train_groups is None else source.train_groups
     _, owner, sizes = np.unique(groups, return_inverse=True, return_counts=True)
@@ -65,7 +65,7 @@ def holdout(source: Source, fraction: float, seed: int, by_client: bool = False)
     if by_client and not moved.any():
         return source
     if not moved.any():
-        raise UsageError(f"fraction must be larger, as no client has more than {sizes.max()} examples, got {fraction}")
+        raise UsageError(f"test_fraction must be larger: clients have at most {sizes.max()} examples, got {fraction}")
     shuffled = np.random.default_rng(seed).permutation(n)
     if by_client:
         rows = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
