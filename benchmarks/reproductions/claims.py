@@ -46,11 +46,16 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
             test.decided = "undecided" if never else "holds"
             says = f"{options['says']} ({len(names) - len(never)} of the {len(names)} that ran on all {len(tables)})"
             claims.append(Claim(says, "all", recipe["settings"]["paper"], "as in the tables", [test]))
-        if not {options.get("step"), options.get("other_step", options.get("step"))} <= steps.keys():
+        if "step" not in options:
+            continue
+        about = next(one for one in recipe["steps"] if one["name"] == options["step"])
+        paper = options.get("paper", about.get("paper", recipe["settings"]["paper"]))
+        if not {options["step"], options.get("other_step", options["step"])} <= steps.keys():
+            names = [", ".join(options.get(key, ())) for key in ("above", "below")]
+            missing = Test(names[0] or ", ".join(options.get("level", ())), names[1], _NOTHING, 0, NAN, NAN, NAN, NAN)
+            claims.append(Claim(options["says"], about["title"], paper, "not run yet", [missing]))
             continue
         step = steps[options["step"]]
-        about = next(one for one in recipe["steps"] if one["name"] == step.name)
-        paper = options.get("paper", about.get("paper", recipe["settings"]["paper"]))
         measure = measure_of(step, options) if step.runs else _NOTHING
         words = measure.words(step.any_run) if step.runs else f"{step.rule().metric.replace('_', ' ')} of the search"
         claims.append(Claim(options["says"], about["title"], paper, words, _make_tests(options, step, steps, measure)))
@@ -106,11 +111,10 @@ def count_near(step: Step, distance: float) -> int:
 
 
 def verdict(claims: Sequence[Claim]) -> str:
-    """One word for a page: all claims hold; some claim or test does, or is in line where nothing is tested; or none."""
-    outcomes = [claim.outcome for claim in claims]
-    if not claims:
-        return "open"
-    if set(outcomes) == {"holds"}:
+    """One word for a page: what its tests say of the claims, or that nothing was tested, or nothing run."""
+    if claims and all(claim.outcome == "holds" for claim in claims):
         return "reproduced"
-    some = "untested, in line" in outcomes or any(test.outcome == "holds" for claim in claims for test in claim.tests)
-    return "partly" if some else "not reproduced"
+    outcomes = {test.outcome for claim in claims for test in claim.tests}
+    words = {"holds": "partly", "contradicted": "not reproduced", "undecided": "undecided"}
+    found = [word for outcome, word in words.items() if outcome in outcomes]
+    return found[0] if found else "untested" if outcomes - {"no data"} else "open"

@@ -99,6 +99,9 @@ def describe_step(step: Path, commit: str) -> dict[str, Any]:
     record = read_json(step / ("compare.json" if (step / "compare.json").is_file() else "tune.json"))
     searches = record.get("tunings", {}) if "algorithms" in record else {record["algorithm"]: record}
     hyperparameters = record.get("hyperparameters", {})
+    config = next(path for path in sorted(step.rglob("config.json")) if path.relative_to(step).parts[0] != "tuning")
+    where = read_json(config).get("environment", {})
+    device, jax = where.get("device", "cpu").removeprefix("gpu: "), {"jax": where["jax"]} if "jax" in where else {}
     return {
         "command": record["command"].partition(" --out ")[0],
         "is_whole": has_ended(step),
@@ -106,9 +109,9 @@ def describe_step(step: Path, commit: str) -> dict[str, Any]:
         "last": time.strftime("%Y-%m-%d", max(ended)),
         "seconds": round(sum(summary["seconds"] for summary in summaries)),
         "commit": commit,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("fedoptax", "jax", "optax", "numpy")},
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores" if device.startswith("cpu") else device,
+        "python": where.get("python", platform.python_version()),
+        "versions": {name: version(name) for name in ("fedoptax", "jax", "optax", "numpy")} | jax,
         "algorithms": record.get("algorithms", [record.get("algorithm")]),
         "searches": {
             algorithm: {name: search[name] for name in ("seed", "rule", "grid")}

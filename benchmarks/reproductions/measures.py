@@ -149,6 +149,10 @@ def compare(
     """Compare two algorithms of a step, or of two, by one measure or by two, over the seeds they have in common."""
     sign = 1 if measure.prefers_higher else -1
     other_step = other_step or step
+    one_label, other_label = (
+        f"{name} (diverged)" if any(run.summary["status"] == "diverged" for run in found.values()) else name
+        for name, found in ((one, step.runs.get(one, {})), (other, other_step.runs.get(other, {})))
+    )
     first, second = (
         {seed: sign * (measure.cost_of(runs[seed]) if math.isinf(value) else value) for seed, value in found.items()}
         for runs, found in (
@@ -161,7 +165,7 @@ def compare(
     p = paired.p_within_point if equivalence else paired.p_differs
     if not equivalence and paired.pairs >= LEAST_PAIRS and not np.ptp(differences) and differences[0]:
         p = 2.0 ** (1 - paired.pairs)  # all differences equal, as rounds between evaluations can be: the test by signs
-    return Test(one, other, measure, *paired[:4], p, equivalence)
+    return Test(one_label, other_label, measure, *paired[:4], p, equivalence)
 
 
 def correct_family(tests: Sequence[Test]) -> None:
@@ -184,6 +188,7 @@ class Row:
     name: str
     values: Mapping[int, float]
     tried: int
+    diverged: int
     early: float
     cost: Mapping[str, float]
     behind: Test | None
@@ -244,10 +249,6 @@ class Table:
         """Name the methods whose comparison with that of the step's `against` ended so, at the end or early."""
         return [row.name for row in self.rows if (test := getattr(row, kind)) and test.outcome == outcome]
 
-    def cheapest(self, names: Sequence[str]) -> str:
-        """Name the one that sends the fewest bytes to the target."""
-        return min(names, key=lambda name: self.row(name).cost["bytes"], default="")
-
     def row(self, name: str) -> Row:
         """Return a method's row."""
         return next(row for row in self.rows if row.name == name)
@@ -272,12 +273,13 @@ def tabulate(step: Step, options: Mapping[str, Any]) -> Table:
             tests += [behind, *([within] if within else [])]
         values = take(step, name, measure)
         earlies = take(step, name, early).values()
-        tried = len(step.runs[name])
+        statuses = [run.summary["status"] for run in step.runs[name].values()]
         base = options.get("against", name)
         above = compare(name, base, step, measure) if name != base else None
         ahead = compare(name, base, step, early) if name != base else None
         cost = cost_to(step.runs[name], target)
-        rows.append(Row(name, values, tried, _mean(earlies), cost, behind, within, above, ahead))
+        counts = len(statuses), statuses.count("diverged")
+        rows.append(Row(name, values, *counts, _mean(earlies), cost, behind, within, above, ahead))
     for equivalence in (False, True):
         correct_family([test for test in tests if test.equivalence == equivalence])
     for kind in ("above", "ahead"):
@@ -319,9 +321,14 @@ def best_by(step: Step, name: str) -> list[tuple[dict[str, Any], float]]:
 
 
 def edges(grid: Mapping[str, Sequence[Any]], found: Mapping[str, Any]) -> list[str]:
-    """Name the hyper-parameters whose best value is at an end of what was searched."""
-    numbers = {name: values for name, values in grid.items() if len(values) > 1 and isinstance(values[0], float)}
-    return [name for name, values in numbers.items() if name in found and not min(values) < found[name] < max(values)]
+    """Name the hyper-parameters whose best value is at an end of the numbers or schedules that were searched."""
+    ends = {}
+    for name, values in grid.items():
+        if len(values) > 1 and isinstance(values[0], float):
+            ends[name] = min(values), max(values)
+        elif len(values) > 1 and str(values[0]).endswith(")"):
+            ends[name] = values[0], values[-1]
+    return [name for name, pair in ends.items() if found.get(name) in pair]
 
 
 def _mean(values: Any) -> float:

@@ -9,6 +9,7 @@ import pytest
 
 import claims
 import histories
+import measures
 import pages
 from command_line import parse
 from fedoptax.experiments.presets import find_setting
@@ -85,6 +86,18 @@ def test_a_claim_is_what_its_test_says(ours, theirs, outcome):
     }
     (claim,) = claims.make_claims(recipe, {"step": make_step({"a": ours, "b": theirs})}, {})
     assert claim.outcome == outcome and "rounds 2 to 3 (2 evaluations)" in claim.measure
+    (missing,) = claims.make_claims(recipe, {}, {})  # its step was not run
+    assert missing.outcome == "no data" and claims.verdict([missing]) == "open"
+    words = {"holds": "partly", "contradicted": "not reproduced", "no data": "open"}
+    assert claims.verdict([claim, missing]) == words.get(outcome, outcome.split(",")[0])
+
+
+def test_a_run_that_diverged_counts_with_all_rounds_and_is_named():
+    step = make_step({"a": [[0.7, 0.8, 0.9]] * 3, "b": [[0.1, 0.2, 0.3]] * 3})
+    step.runs["b"][2].summary["status"] = "diverged"
+    measure = measures.Measure("test_accuracy", True, target=0.8)
+    test = measures.compare("a", "b", step, measure)
+    assert (test.other, test.difference) == ("b (diverged)", 1.0)
 
 
 def test_a_method_is_held_against_itself_in_another_step_by_a_cost():
