@@ -121,7 +121,7 @@ PROBLEMS = {
         {"fafed": rates(0.004, 2.048), "fedavg": rates(0.002, 0.512)}, 2,
     ),
     "fashion-mnist": Problem(
-        "Fashion-MNIST, the paper's CNN, clients iid", fashion_mnist, 300, 10, 5, (1, 2, 4, 8, 16),
+        "Fashion-MNIST, a CNN, clients iid", fashion_mnist, 300, 10, 5, (1, 2, 4, 8, 16),
         (0.4, 0.3, 0.25, 0.2), {"fafed": rates(0.008, 0.128), "fedavg": rates(0.032, 0.512)}, 5,
     ),
 }  # fmt: skip

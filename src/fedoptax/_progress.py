@@ -55,12 +55,12 @@ def _lines(description: str, total: int, done: int, each: int) -> Update:
     return update
 
 
-def part_of(update: Update, index: int, count: int, rounds: int, what: str) -> Update:
-    """Make the update of run `index` of `count`, each of `rounds` rounds, from the update of all of them."""
+def part_of(update: Update, index: int, count: int, before: int, rounds: int, what: str) -> Update:
+    """Make the update of run `index` of `count`, of `rounds` rounds after `before`, from the update of all of them."""
 
     def of_run(done: int, note: str) -> None:
         about = ", ".join(filter(None, (what, f"round {done} of {rounds}", note)))
-        update(index * rounds + done, f"run {index + 1} of {count}: {about}")
+        update(before + done, f"run {index + 1} of {count}: {about}")
 
     return of_run
 

@@ -13,6 +13,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import lru_cache
+from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,8 +61,10 @@ def run_jobs(task: Task, shared: Any, jobs: Sequence[Job], folder: Path, update:
       RunError: a job failed, or three workers died before one was done; the others have stopped.
       Interrupted: Ctrl-C or a signal.
     """
+    first = jobs[0].place * jobs[0].rounds if jobs else 0  # rounds of equal runs that came before these
     if executor is None:
-        parts = [part_of(update, job.place, job.size, job.rounds, job.name) for job in jobs]
+        before = accumulate((job.rounds for job in jobs), initial=first)
+        parts = [part_of(update, job.place, job.size, done, job.rounds, job.name) for job, done in zip(jobs, before)]
         return [job.function(task, shared, *job.arguments, progress=part) for job, part in zip(jobs, parts)]
     settings = {**random_settings(), "version": fedoptax.__version__, "devices": jax.device_count()}
     order, stop = (settings, _pack(task, shared), (folder / STOP).absolute()), folder / STOP
@@ -79,7 +82,8 @@ def run_jobs(task: Task, shared: Any, jobs: Sequence[Job], folder: Path, update:
                         broken.append(i)
                     else:
                         done, name, lost = jobs[0].place + len(results), jobs[i].name, 0
-                        update(done * jobs[i].rounds, f"run {done} of {jobs[i].size}{name and ': '}{name}")
+                        rounds = first + sum(jobs[k].rounds for k in results)
+                        update(rounds, f"run {done} of {jobs[i].size}{name and ': '}{name}")
                 lost += bool(broken)
                 if lost == ATTEMPTS:
                     raise RunError(f"{jobs[broken[0]].name}: {ATTEMPTS} workers died, one after another")

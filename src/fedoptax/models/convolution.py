@@ -145,11 +145,7 @@ def _shapes(solve: Role, a: Any, b: Any, geometry: _Geometry) -> dict[Role, tupl
     n = known["y" if solve == "x" else "x"][0]
     into = known["kernel"][2] if solve == "x" else known["x"][-1]
     out = known["kernel"][3] if solve == "y" else known["y"][-1]
-    return {
-        "x": (n, *geometry.size, into),
-        "kernel": (*geometry.window, into, out),
-        "y": (n, *geometry.output, out),
-    }
+    return {"x": (n, *geometry.size, into), "kernel": (*geometry.window, into, out), "y": (n, *geometry.output, out)}
 
 
 def _abstract(a: Any, b: Any, *, solve: Role, geometry: _Geometry, lowering: Lowering) -> jax.core.ShapedArray:

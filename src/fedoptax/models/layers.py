@@ -148,10 +148,7 @@ def _narrow(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return x @ kernel
 
 
-_narrow.defjvps(
-    lambda dx, y, x, kernel: dx @ kernel,
-    lambda dkernel, y, x, kernel: _product_transposed(x, dkernel),
-)
+_narrow.defjvps(lambda dx, y, x, kernel: dx @ kernel, lambda dkernel, y, x, kernel: _product_transposed(x, dkernel))
 
 
 def _product_transposed(x: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from fedoptax._files import pack_arrays, read_arrays, read_json, read_params_file, reading
 from fedoptax.algorithm import Tree
-from fedoptax.errors import DataError, RunError, UsageError, check_type, shorten
+from fedoptax.errors import RunError, UsageError, check_type, shorten
 from fedoptax.tree import leaf_names
 
 MARKS = ("config.json", "compare.json", "tune.json")
@@ -52,7 +52,8 @@ def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Pa
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"out must be a folder, but '{folder}' is a file")
     if folder.is_dir() and not all(map(_is_leftover, folder.iterdir())):
-        if not _has_results(folder):
+        marks = [name for name in MARKS if (folder / name).is_file()]  # other programs write a config.json, too
+        if not marks or (marks == ["config.json"] and read_json(folder / marks[0]).get("kind") != "run"):
             raise UsageError(f"out must be a new or empty folder, but '{folder}' has other files")
         if not overwrite:
             raise UsageError(f"out: '{folder}' already has results; choose another folder, overwrite it or resume it")
@@ -130,15 +131,6 @@ def named_leaves(tree: Any) -> dict[str, np.ndarray]:
     """Return the leaves by name (`dense1/kernel`), as NumPy arrays, bfloat16 as float32, which an `.npz` can hold."""
     arrays = zip(leaf_names(tree), map(np.asarray, jax.tree.leaves(tree)))
     return {name or "params": a.astype("f4") if a.dtype.kind == "V" else a for name, a in arrays}
-
-
-def _has_results(folder: Path) -> bool:
-    """Return whether a folder is one of ours: other programs write a config.json, too."""
-    if any((folder / name).is_file() for name in MARKS[1:]):
-        return True
-    with suppress(DataError, RunError):
-        return read_json(folder / "config.json").get("kind") == "run"
-    return False
 
 
 def _is_leftover(path: Path) -> bool:
