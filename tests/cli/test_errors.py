@@ -13,7 +13,7 @@ WRONG = [
     (["run", "--algorithm", "fedavg,fedadam"], 2, "must be one of"),
     (["run", "--algorithm", "./own.py:make", "--preset", "none"], 2, "MODULE:FUNCTION"),
     (["run", "--algorithm", "math:pi", "--preset", "none"], 2, "it is no function"),
-    (["run", "--task", "file:nothing.csv"], 2, "nothing.csv"),
+    (["run", "--task", "file:nothing.csv"], 2, "nothing.csv"), (["run", "--task-set", "seed=2"], 2, "--task-set"),
     (["run", "--lr", "0.1"], 2, "--set client_lr=VALUE"), (["run", "--set", "client_lr=fast"], 2, "number"),
     (["run", "--stop-after", "5:val_loss"], 2, "--validation-fraction"),
     (["run", "--task", "nothere.csv"], 2, "file:nothere.csv"),

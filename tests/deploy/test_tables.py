@@ -133,6 +133,7 @@ def test_an_app_with_a_schema_is_written_and_what_it_cannot_have_is_refused(tabl
         return make_deployment(read_form(InitForm, given), 4)
 
     assert make("").task["schema"].startswith("client") and make("").eval_fraction == 1
+    assert make("--eval-fraction 0").eval_fraction == 0 == make("--asynchronous 4 --cohort-size 2").eval_fraction
     app = tables[1].with_name("federation")
     assert fedoptax(*shlex.split(f"deploy init {app} --schema {tables[1]} {TRAINING}")) == 0
     refused(lambda: make("--validation-fraction 0.2"), "validation_fraction")

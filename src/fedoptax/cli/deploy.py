@@ -176,8 +176,7 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
         for option in task_arguments:
             check_choice("option of tables at nodes", option, OPTIONS)
         task_arguments["schema"] = Schema.read(str(options.schema)).to_toml()
-        defaults = {"eval_fraction": 1.0, "max_examples": MOST_EXAMPLES}
-        run = run | {option: run.get(option) or default for option, default in defaults.items()}
+        run = {"eval_fraction": float("asynchronous" not in run), "max_examples": MOST_EXAMPLES} | run
     if is_own_function(options.task):
         run = {"cohort_size": nodes} | run
     else:
