@@ -183,15 +183,7 @@ def fedyogi(
     debias: bool = False,
     initial_accumulator: Number | None = None,
 ) -> FedOpt[FedOptUpload]:
-    """FedYogi (Reddi et al. 2021, Algorithm 2): `fedadam` with v ← v − (1−β₂) Δ² sign(v − Δ²).
-
-    Args:
-      client_lr, server_lr: η_l > 0 and η > 0, each a number or a schedule over rounds.
-      b1, b2: β₁ and β₂ in [0, 1).
-      tau: τ > 0, the degree of adaptivity (smaller is more adaptive).
-      debias: False is the paper; True scales the step by √(1−β₂ᵗ)/(1−β₁ᵗ) and starts v at 0, see `fedadam`.
-      initial_accumulator: what v starts at, >= 0; None is τ², or 0 with `debias`.
-    """
+    """FedYogi (Reddi et al. 2021, Algorithm 2): `fedadam`, also its arguments, with v ← v − (1−β₂) Δ² sign(v − Δ²)."""
     direction = optimizers.scale_by_fedyogi(b1, b2, MomentOptions(tau, debias, initial_accumulator))
     return _fedopt(client_lr, optax.chain(direction, optimizers.descend(server_lr)))
 

@@ -14,7 +14,7 @@ from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, GradFn, Minibatches, cond, local_steps, mean_gradient, steps_or_one
 from fedoptax.algorithms.fedopt import FedOpt, FedOptMessage, FedOptState, replace_updates
 from fedoptax.errors import check_choice, check_decay, check_positive
-from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_to_send
+from fedoptax.schedules import LearningRate, Number, resolve_lr, value_to_send
 from fedoptax.tree import Tree
 
 
@@ -85,7 +85,7 @@ def _mime(
     client_lr: LearningRate, base: str, b1: Number, b2: Number, eps: Number, corrects_drift: bool
 ) -> FedOpt[MimeUpload]:
     """MimeLite, and Mime with the control of the round before."""
-    base_init, direction, track = _base(client_lr, base, b1, b2, eps)
+    base_init, direction, track = _base(base, b1, b2, eps)
 
     def init(params: Tree) -> FedOptState:
         shared = Shared(base_init(params), tree.zeros_like(params) if corrects_drift else ())
@@ -117,7 +117,7 @@ def _mime(
 
 def _mime_of_two_exchanges(client_lr: LearningRate, base: str, b1: Number, b2: Number, eps: Number) -> FedOpt[Tree]:
     """Algorithm 1 with its extra exchange: ∇fᵢ(x) goes up in even rounds, y − x in the odd ones."""
-    _, direction, track = _base(client_lr, base, b1, b2, eps)
+    _, direction, track = _base(base, b1, b2, eps)
 
     def broadcast(server: FedOptState) -> FedOptMessage:
         shared = server.shared._replace(exchange=server.round % 2)
@@ -151,9 +151,8 @@ def _mime_of_two_exchanges(client_lr: LearningRate, base: str, b1: Number, b2: N
     return of_one._replace(broadcast=broadcast, client_update=client_update, server_update=server_update, exchanges=2)
 
 
-def _base(client_lr: LearningRate, base: str, b1: Number, b2: Number, eps: Number) -> tuple[Callable, ...]:
+def _base(base: str, b1: Number, b2: Number, eps: Number) -> tuple[Callable, ...]:
     """The base optimizer's first statistics, U and V; checks the hyper-parameters."""
-    check_lr(client_lr=client_lr)
     check_choice("base", base, ("sgd", "adam"))
     check_decay(b1=b1, b2=b2)
     check_positive(eps=eps)
