@@ -14,8 +14,8 @@ from fedoptax.report.tables import final_table, history_table, to_csv, to_latex,
 
 #: Files that not every report has.
 _NOT_ALWAYS = re.compile(
-    r"points\.csv|(metric-rounds|metric-megabytes|train-loss-rounds|network-seconds|clients(-end)?|(partition|heat-map|profile)(-\d+)?)"
-    r"\.(png|svg|pdf)"
+    r"points\.csv|(metric-rounds|metric-megabytes|train-loss-rounds|network-seconds|clients(-end)?"
+    r"|(partition|heat-map|profile)(-\d+)?)\.(png|svg|pdf)"
 )
 
 
