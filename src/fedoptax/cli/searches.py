@@ -20,8 +20,6 @@ from fedoptax.experiments.workers import open_executor
 from fedoptax.names import split_algorithms
 from fedoptax.tasks.task import Task
 
-SEARCHING = ("budget", "grid", "select", "last")  # options of compare that need --tune
-
 
 def _grid(options: CompareForm | TuneForm, names: Sequence[str]) -> dict[str, str]:
     """Return the values to search: those of --grid, which replace entries of the paper's grid if requested."""
@@ -33,8 +31,9 @@ def _grid(options: CompareForm | TuneForm, names: Sequence[str]) -> dict[str, st
 def compare(options: CompareForm) -> None:
     """Run a comparison and write its report."""
     names = split_algorithms(options.algorithms)
-    if not options.tune and (useless := [name for name in SEARCHING if getattr(options, name) not in (None, {})]):
-        raise UsageError(f"{useless[0]} needs --tune")
+    given = [name for name in ("budget", "grid", "select", "last") if getattr(options, name) not in (None, {})]
+    if given and not options.tune:
+        raise UsageError(f"{given[0]} needs --tune")
     budget, grids = tuning.BUDGET if options.budget is None else options.budget, {}
     if options.tune:
         chosen = choose_grids(_grid(options, names), options.set_, names, budget)

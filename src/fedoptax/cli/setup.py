@@ -15,7 +15,7 @@ from fedoptax.cli.options import ExperimentOptions, LearningOptions, TaskForm
 from fedoptax.deploy.config import is_own_function
 from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
 from fedoptax.engine.xla import use_cache, use_cores
-from fedoptax.errors import RunError, UsageError, check_choice
+from fedoptax.errors import RunError, UsageError
 from fedoptax.experiments.build import WRAPPERS, import_function
 from fedoptax.experiments.presets import PAPERS, Settings, choose_settings
 from fedoptax.experiments.record import split_options
@@ -87,10 +87,8 @@ def choose(options: LearningOptions, names: list[str]) -> tuple[Settings, dict[s
 def task_arguments(options: TaskForm) -> dict[str, Any]:
     """Return the chosen options of `load_task`, except its `seed` and `data_dir`."""
     chosen = {name: value for name in TASK_OPTIONS if (value := getattr(options, name, None)) is not None}
-    for name in options.task_set:
-        check_choice("task_set", name, TASK_OPTIONS)
-    if twice := sorted(chosen.keys() & options.task_set):
-        raise UsageError(f"task_set: {twice[0]} is given twice")
+    if twice := sorted((chosen.keys() | {"seed", "data_dir"}) & options.task_set.keys()):
+        raise UsageError(f"task_set: {twice[0]} has an option of its own")
     return chosen | options.task_set
 
 

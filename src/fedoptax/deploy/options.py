@@ -25,11 +25,10 @@ class NetworkOptions(RoundOptions):
         "then the run stops. In asynchronous rounds: for cohort_size replies; then a quorum of them is enough, or the "
         "run stops.", POSITIVE)  # fmt: skip
     max_examples: int = of_network(0, "Maximum number of examples that a client may claim; 0: as many as the largest "
-        "client of the server's task.", partial(check_int, low=0),
-        default_text="0; with tables at the nodes 10⁹")  # fmt: skip
+        "client of the server's task.", partial(check_int, low=0), default_text="0; 10⁹ with --schema")  # fmt: skip
     eval_fraction: float = of_evaluation(0.0, "Fraction of all nodes, in [0, 1], that evaluate the model on their own "
         "test examples.", partial(check_number, low=0, high=1, open_high=False),
-        default_text="0; with tables at the nodes 1")  # fmt: skip
+        default_text="0; 1 with --schema")  # fmt: skip
     eval_min_nodes: int = of_evaluation(1, "Minimum number of nodes that are asked to evaluate, and that must "
         "answer.", check_int)  # fmt: skip
     upload_bound: float = of_network(UPLOAD_BOUND, "How many times larger than usual in the run the norm of an "

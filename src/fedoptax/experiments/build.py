@@ -64,8 +64,7 @@ def import_function(argument: str, text: str) -> Any:
         if not callable(function := getattr(importlib.import_module(module), attribute)):
             raise TypeError(f"it is no function, but {type(function).__name__}")
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        reason = shorten(error)
-        raise UsageError(f"{argument} must be a name or MODULE:FUNCTION, got '{text}' ({reason})") from error
+        raise UsageError(f"{argument} must be a name or MODULE:FUNCTION, got '{text}' ({shorten(error)})") from error
     return function
 
 

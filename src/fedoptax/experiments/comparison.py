@@ -136,12 +136,11 @@ def compare(
       Interrupted: Ctrl-C or a signal; calling it again continues.
     """
     check_task(task)
-    chosen = list(range(check_int("seeds", seeds))) if isinstance(seeds, int) else list(seeds)
+    wanted_seeds = range(check_int("seeds", seeds)) if isinstance(seeds, int) else seeds
+    chosen = [check_int("seeds", seed, 0) for seed in wanted_seeds]
     names = name_algorithms(algorithms)
     if not names or not chosen or len(set(chosen)) < len(chosen):
         raise UsageError("algorithms and seeds must not be empty, and seeds must be different")
-    for seed in chosen:
-        check_int("seeds", seed, 0)
     for argument, given in (("hyperparameters", hyperparameters), ("grids", grids), ("rates", rates)):
         for name in given or ():
             check_choice(argument, name, names)

@@ -12,7 +12,6 @@ from fedoptax.report.report import load_report
 from fedoptax.report.searches import tabulate_points
 from fedoptax.report.tables import final_table, history_table, to_csv, to_latex, to_markdown
 
-#: Files that not every report has.
 _NOT_ALWAYS = re.compile(
     r"points\.csv|(metric-rounds|metric-megabytes|train-loss-rounds|network-seconds|clients(-end)?"
     r"|(partition|heat-map|profile)(-\d+)?)\.(png|svg|pdf)"

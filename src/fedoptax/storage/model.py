@@ -233,8 +233,7 @@ def choose_params(folder: Path, params: str | None) -> Path:
     names = {"best": BEST, "last": LAST, None: BEST if (folder / BEST).is_file() else LAST}
     if params not in names:
         raise UsageError(f"params must be best or last, got {params!r}")
-    path = folder / names[params]
-    if not path.is_file():
+    if not (path := folder / names[params]).is_file():
         reason = "the run saved no best parameters" if params == "best" else "the run has not ended"
         raise RunError(f"'{path}' is missing: {reason}")
     return path

@@ -129,9 +129,8 @@ class Task:
                 check_function(f"{name} of task '{self.name}'", getattr(self, name), arguments)
         self.clients.check_held_out("test", self.test, self.test_owners)
         self.clients.check_held_out("validation", self.validation, self.validation_owners)
-        owners = [one for one in (self.test_owners, self.validation_owners) if one is not None]
-        count = max([self.clients.num_clients, *(int(np.max(one)) + 1 for one in owners if len(one))])
-        if self.client_names is not None and len(self.client_names) < count:
+        ends = [np.max(one) + 1 for one in (self.test_owners, self.validation_owners) if one is not None and len(one)]
+        if self.client_names is not None and len(self.client_names) < (count := max([self.clients.num_clients, *ends])):
             raise UsageError(f"client_names must be {count} names or more, got {len(self.client_names)}")
         if self.devices is not None:
             check_int("devices", self.devices)
