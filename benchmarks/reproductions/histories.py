@@ -99,7 +99,7 @@ def describe_step(step: Path, commit: str) -> dict[str, Any]:
     record = read_json(step / ("compare.json" if (step / "compare.json").is_file() else "tune.json"))
     searches = record.get("tunings", {}) if "algorithms" in record else {record["algorithm"]: record}
     hyperparameters = record.get("hyperparameters", {})
-    config = next(path for path in sorted(step.rglob("config.json")) if path.relative_to(step).parts[0] != "tuning")
+    config = min(step.rglob("config.json"), key=lambda path: path.relative_to(step).parts[0] == "tuning")
     where = read_json(config).get("environment", {})
     device, jax = where.get("device", "cpu").removeprefix("gpu: "), {"jax": where["jax"]} if "jax" in where else {}
     return {

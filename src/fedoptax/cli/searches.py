@@ -31,9 +31,9 @@ def _grid(options: CompareForm | TuneForm, names: Sequence[str]) -> dict[str, st
 def compare(options: CompareForm) -> None:
     """Run a comparison and write its report."""
     names = split_algorithms(options.algorithms)
-    given = [name for name in ("budget", "grid", "select", "last") if getattr(options, name) not in (None, {})]
-    if given and not options.tune:
-        raise UsageError(f"{given[0]} needs --tune")
+    typed = [name for name in ("budget", "grid", "select", "last") if getattr(options, name) not in (None, {})]
+    if typed and not options.tune:
+        raise UsageError(f"{typed[0]} needs --tune")
     budget, grids = tuning.BUDGET if options.budget is None else options.budget, {}
     if options.tune:
         chosen = choose_grids(_grid(options, names), options.set_, names, budget)

@@ -141,8 +141,8 @@ def compare(
     names = name_algorithms(algorithms)
     if not names or not chosen or len(set(chosen)) < len(chosen):
         raise UsageError("algorithms and seeds must not be empty, and seeds must be different")
-    for argument, given in (("hyperparameters", hyperparameters), ("grids", grids), ("rates", rates)):
-        for name in given or ():
+    for argument, values_by_name in (("hyperparameters", hyperparameters), ("grids", grids), ("rates", rates)):
+        for name in values_by_name or ():
             check_choice(argument, name, names)
     folder, stored = Path(out), tuning.shared_options(options)
     settings = choose_settings(task.name, names, model=task.spec.get("model"))
