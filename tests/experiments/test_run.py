@@ -1,5 +1,6 @@
 """Runs: history, files, resuming, divergence, signals, refusals."""
 
+import itertools
 import os
 import pickle
 import shutil
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
+from fedoptax.experiments import observers
 from fedoptax.experiments.result import DivergedError, Interrupted
 from fedoptax.storage.folder import read_json
 from same_results import assert_same_results, rows_without_time
@@ -100,6 +103,20 @@ def test_a_killed_process_loses_only_the_rounds_after_its_checkpoint(tmp_path):
     assert len(result.history) == rounds
     fx.run(task, algorithm, rounds=rounds, out=tmp_path / "whole", **options, **described)
     assert_same_results(tmp_path / "part", tmp_path / "whole")
+
+
+def test_slow_checkpoints_are_less_frequent(tmp_path, monkeypatch):
+    """Each look at this clock takes a second, and each checkpoint twenty."""
+    clock, saved = itertools.count(), []
+
+    def save(folder: Path, round: int, *states: Any) -> None:
+        saved.append(round)
+        assert len(list(itertools.islice(clock, 20))) == 20
+
+    monkeypatch.setattr(observers, "time", SimpleNamespace(monotonic=lambda: next(clock), time=time.time))
+    monkeypatch.setattr(observers, "save_checkpoint", save)
+    fx.run(TASK, fx.scaffold(0.1), rounds=30, out=tmp_path / "a", checkpoint_every=4.0, client_states="host", **OPTIONS)
+    assert saved == [5, 30]
 
 
 def test_resuming_into_another_folder_leaves_the_first(tmp_path):

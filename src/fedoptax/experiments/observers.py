@@ -65,7 +65,7 @@ class FolderWriter(Observer):
         is_measured, names = config.get("client_metrics"), config.get("client_names")
         self._clients = ClientsFile(folder, record.resume_from, len(history), names) if is_measured else None
         self._save_every = config.get("save_every")
-        self._saved = time.monotonic()
+        self._due = time.monotonic() + record.checkpoint_every
 
     def after_rounds(self, rows: list[Row], by_client: ByClient) -> None:
         """Write the rows, and the metrics of the clients after the last of them."""
@@ -79,7 +79,7 @@ class FolderWriter(Observer):
 
     def save_if_due(self) -> None:
         """Write a checkpoint if one is due."""
-        is_due = time.monotonic() - self._saved > self._record.checkpoint_every
+        is_due = time.monotonic() > self._due
         if broadcast(is_due) if isinstance(self._rounds.clients, OnHost) else is_due:
             self._save()
             self._rounds.saved()
@@ -95,12 +95,14 @@ class FolderWriter(Observer):
 
     def _save(self) -> None:
         """Save the states after the finished rounds, and their number in case the process is killed."""
-        watch, state = self._watch, self._watch.saved_state(self._rounds.server)
+        started, watch, every = time.monotonic(), self._watch, self._record.checkpoint_every
+        state = watch.saved_state(self._rounds.server)
         save_checkpoint(self._folder, len(self._history), state, self._rounds.clients, self._sync)
         if watch.best_params is not None:
             self._write_params("best.npz", watch.best_params)
         self._summarize(Status.RUNNING, notes=watch.notes())
-        self._saved = time.monotonic()
+        saved = time.monotonic()
+        self._due = saved + (max(every, 10 * (saved - started)) if every else 0)  # gigabytes take many seconds
 
     def _write_params(self, file: str, params: Tree) -> None:
         write_atomically(self._folder / file, pack_arrays(named_leaves(params)))

@@ -42,7 +42,7 @@ class Record(Options):
     resume_from: str | Path | None = option(None, "A run folder to continue from its last checkpoint; results go to "
         "`out`, by default the same folder.", PATH)  # fmt: skip
     resume_round: int | None = option(None, "The round of the checkpoint to start from; later rounds are repeated.")
-    checkpoint_every: float = option(60.0, "Seconds between checkpoints.", FROM_0)
+    checkpoint_every: float = option(60.0, "Seconds between checkpoints, at least ten times what one takes.", FROM_0)
     trackers: Sequence[str | Tracker] = option((), "Names in `fedoptax.trackers.TRACKERS`, or objects that are such a "
         "`Tracker`; they need a folder.", partial(check_type, kinds=list | tuple))  # fmt: skip
     progress: bool | Update | None = option(None, "Show a bar on standard error; None shows it on a terminal; a "
