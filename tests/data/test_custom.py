@@ -9,6 +9,7 @@ from PIL import Image
 
 from fedoptax.data.custom import from_arrays, load_file
 from fedoptax.data.datasets.source import Source, holdout
+from fedoptax.data.schema import Schema
 from refusals import refused
 
 
@@ -157,6 +158,8 @@ def image(place, mode="L"):
     return make
 
 
+SCHEMA = Schema.read('target = {column = "label", classes = ["a", "b"]}\n[columns]\nf = {kind = "number"}\n')
+
 BROKEN = {
     "no label": (npz(y_test=[0]), {}, "a.npz"), "lengths": (npz(y=[0]), {}, "equally many"),
     "another shape to test": (npz(x_test=np.ones((1, 2)), y_test=[0]), {}, "test examples"),
@@ -176,6 +179,10 @@ BROKEN = {
     "no parquet": (table("PAR1", "a.parquet"), {}, "a.parquet"),
     "an image too high up": (image("cat/1.png"), {}, "1.png"),
     "16 bits": (image("me/cat/1.png", "I;16"), {}, "1.png"),
+    "a split of images for validation": (lambda path: [(path / "a" / n).mkdir(parents=True) for n in ("train", "val")],
+        {}, "no folder besides train and test, got 'val'"),
+    "a label beside a schema": (table("f,label\n1,a\n2,b\n"), {"label": "f", "schema": SCHEMA}, "label does not apply"),
+    "a class that the schema lacks": (table("f,label\n1,a\n2,c\n"), {"schema": SCHEMA}, "class 'c' is none of the 2"),
     "no images": (lambda path: (path / "a").mkdir(), {}, "no training images"),
     "a table's size of images": (table("f,label\n1,a\n"), {"image_size": 8}, "image_size"),
     "a split of arrays": (npz(), {"split": "part"}, "split"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedoptax.data.heterogeneity import heterogeneity
+from fedoptax.data.heterogeneity import label_skew
 from fedoptax.data.partition import (
     apportion,
     by_size,
@@ -56,6 +56,10 @@ def partitions_of(labels, clients, seed, *, alpha=0.5, beta=10.0, count=2, s=50)
         "by_size": lambda: by_size(labels, clients, seed=seed, sigma=min(alpha, 100.0)),
         "powerlaw": lambda: by_size(len(labels), clients, **power),
     }
+
+
+def heterogeneity(counts):
+    return label_skew(counts)["total_variation_mean"]
 
 
 @quick

@@ -95,8 +95,19 @@ def test_what_a_person_would_warn_of_is_said(table):
     assert all(words in lines for words in expected), lines
 
 
+def test_sums_of_few_rows_are_left_out():
+    """Of a value, of a truth value, and of a category."""
+    columns = 'lab = {kind = "number"}\nsmokes = {kind = "boolean", categories = ["n", "y"]}\nage = {kind = "number"}'
+    schema = Schema.read(f'min_count = 5\ntarget = {{column = "y", classes = ["0", "1"]}}\n[columns]\n{columns}\n')
+    x = np.full((20, 3), np.nan, np.float32)
+    x[0, 0], x[:, 1], x[:, 2] = 37.25, np.arange(20) == 3, 40
+    sums = add_up(schema, x, np.arange(20) % 2)
+    assert [sums[name][:3].tolist() for name in ("count", "total")] == [[0, 20, 20], [0, 0, 800]]
+    assert sums["squares"][:3].tolist() == [0, 0, 32000]
+
+
 ODD = {  # cells of a column -> its kind, or words of the note
-    "decimal commas": (["1,5", "2,25", "3,0"] * 10, "number"),
+    "decimal commas": (["1,5", "2,25", "3"] * 10, "number"),
     "padded": (["007", "7", "012"] * 10, "category"),
     "ambiguous dates": (["01/02/2020", "03/04/2020"] * 15, "ambiguous dates"),
     "German dates": (["01.02.2020", "23.04.2020"] * 15, "date"),

@@ -97,6 +97,8 @@ def test_all_clients_share_one_base(tmp_path):
     ({"model_type": "gpt2"}, "model_type llama or qwen2, got gpt2"), ({"hidden_act": "gelu"}, "hidden_act silu"),
     ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_type"), ({"hidden_size": None}, "the config of a model"),
     ({"intermediate_size": 25}, "must have 'model.layers.0.mlp"),
+    ({"num_hidden_layers": 1}, "9 arrays that are not used"),
+    ({"tie_word_embeddings": False}, "must have 'lm_head.weight'"),
 ])  # fmt: skip
 def test_other_models_are_refused_in_one_line(tmp_path, change, text):
     config = json.loads((write_model(tmp_path) / "config.json").read_text())

@@ -101,11 +101,11 @@ def test_bins_add_up_over_nodes_and_are_within_their_bound(classes):
     assert abs(result - exact) <= bound + 1e-6 and bound < 0.01
 
 
-def test_the_positive_class_is_the_rarer_one_in_training():
+def test_the_positive_class_is_the_schemas_or_the_second_whoever_holds_the_data():
     probabilities, labels = draw(2, 60)
-    for positive in (0, 1):
-        clients = fx.FederatedData.from_clients([{"y": np.array([1 - positive, 1 - positive, positive], np.int32)}])
-        task = scored_task(probabilities, labels, clients=clients)
+    for inputs, positive in (({}, 1), ({"positive": "no"}, 0)):
+        clients = fx.FederatedData.from_clients([{"y": np.array([1, 1, 1, 0], np.int32)}])
+        task = scored_task(probabilities, labels, clients=clients, inputs=inputs, classes=("no", "yes"))
         found = columns(task)
         assert float(found["test_f1"]) == pytest.approx(by_sklearn(probabilities, labels, positive)[1], abs=1e-6)
 

@@ -100,7 +100,18 @@ def test_clients_of_every_kind_of_file(folder, tmp_path):
     write_tokenizer(tmp_path)
     tokenizer = TextTokenizer.read(tmp_path)
     refused(lambda: tokenizer.encode({"words": 1}), "must have text")
+    tokenizer.tokenizer.enable_truncation(2)
+    tokenizer.tokenizer.enable_padding(length=9)
+    tokenizer.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert len(TextTokenizer.read(tmp_path).encode({"text": "abcd"})[0]) == 4 + len(tokenizer.end)
     refused(lambda: TextTokenizer(tokenizer.tokenizer).encode(conversations()[0]), "chat template")
+
+
+@pytest.mark.parametrize("options", [
+    {"lora": None, "lora_alpha": 4.0}, {"lora": None, "freeze_a": 1}, {"num_clients": 99}, {"test_fraction": 10.0},
+])  # fmt: skip
+def test_an_option_without_effect_or_out_of_range_is_refused_by_name(folder, options):
+    refused(lambda: load(folder, **options), next(name for name in options if options[name]))
 
 
 def test_the_loss_is_the_mean_over_learned_tokens(folder):

@@ -54,14 +54,14 @@ def _cache(tmp_path_factory, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", REAL)
-def test_task_trains_on_its_real_files(name):
+def test_task_trains_on_its_real_files(name, tmp_path):
     options = dict(REAL[name])
     folder = options.pop("folder", None)
     data_dir = None if folder is None else real_data(folder)
     algorithm = options.pop("algorithm")
     run = {key: options.pop(key) for key in ("rounds", "cohort_size", "batch_size") if key in options}
     task = fx.load_task(name, data_dir=data_dir, **options)
-    result = train(task, algorithm, **run)
+    result = train(task, algorithm, out=tmp_path / "run", **run)
     assert learned(result), [row["train_loss"] for row in result.history]
     last = result.history[-1]
     assert np.isfinite(last[f"test_{task.primary_metric}"])

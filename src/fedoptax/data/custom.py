@@ -8,6 +8,7 @@ text; float64 becomes float32, whole numbers fit int32, and examples of one numb
 import inspect
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from numpy.typing import ArrayLike
 from fedoptax.data import readers
 from fedoptax.data.datasets.source import Source, holdout
 from fedoptax.data.describe import infer_file
-from fedoptax.data.schema import WHOLE, Schema, sort_names
+from fedoptax.data.schema import WHOLE, Schema, as_texts, sort_names
 from fedoptax.errors import DataError, UsageError, check_number, check_type, shorten
 
 _FORMATS = ".npz, .csv, .tsv, .parquet, or a folder of images (client/class/image)"
@@ -77,7 +78,8 @@ def load_file(
     read: Callable[..., Source] = _load_images if path.is_dir() else _READERS[path.suffix.lower()]
     others = {"features": features, "drop": drop, "image_size": image_size, "schema": schema, "target": target}
     options: dict[str, Any] = {name: value for name, value in {**texts, **others}.items() if value is not None}
-    if wrong := options.keys() - inspect.signature(read).parameters:
+    stated = {"label", "target", "features", "separator", "decimal"} if schema is not None else set()
+    if wrong := options.keys() - (inspect.signature(read).parameters.keys() - stated):
         raise UsageError(f"{min(wrong)} does not apply to '{path}', got {options[min(wrong)]!r}")
     source = read(path, **options)
     if test_fraction is None:
@@ -144,7 +146,7 @@ def _load_table(
     else:
         schema = schema.without(drop)
     label, client = schema.target.column, client or schema.client
-    frame = readers.read_frame(path, [n for n in (*schema.texts, client, split) if n], **{**cells, **schema.cells})
+    frame = readers.read_frame(path, [n for n in (*schema.texts, client, split) if n], **schema.cells)
     texts = [name for name in (label, client, split) if name is not None]
     readers.check_columns(path, frame.columns, [*texts, *schema.used])
     if not schema.used and len(frame):
@@ -153,21 +155,24 @@ def _load_table(
     if schema.target.kind == "number":
         texts.remove(label)
         numbers = readers.read_features(path, frame, [label])[:, 0]
-    names = {name: np.array(_as_names(f"{path}: column {name!r}", frame[name].tolist()), object) for name in texts}
+    names = {name: np.array(_as_names(f"{path}: column {name!r}", as_texts(frame[name])), object) for name in texts}
     splits = names[split] if split else np.full(len(frame), "train", object)
     if wrong := set(splits) - {"train", "test"}:
         raise DataError(f"{path}: column {split!r} must be 'train' or 'test' in every row, got {min(wrong)!r}")
     parts = []
     for rows in (splits == "train", splits == "test"):
-        y = [name.strip() for name in names[label][rows]] if numbers is None else numbers[rows]
+        y = names[label][rows].tolist() if numbers is None else numbers[rows]
         parts.append(_Part(x[rows], y, names[client][rows].tolist() if client else None))
     source = _build(str(path), *parts, class_names=schema.target.classes or None)
+    schema = replace(schema, notes=schema.notes + schema.describe_unseen(frame))
     return source._replace(columns=schema.features, schema=schema)
 
 
 def _load_images(root: Path, image_size: readers.Size | None = None) -> Source:
     top = {entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
-    folders = [root / name for name in ("train", "test")] if "train" in top <= {"train", "test"} else [root]
+    if "train" in top and (others := top - {"train", "test"}):
+        raise DataError(f"{root} must have no folder besides train and test, got {min(others)!r}")
+    folders = [root / name for name in ("train", "test") if name in top] if "train" in top else [root]
     files = [readers.find_images(folder) for folder in folders]
     if wrong := [p for folder, part in zip(folders, files) for p in part if len(p.relative_to(folder).parts) != 3]:
         raise DataError(f"{wrong[0]}: images must be at client/class/image")
@@ -208,7 +213,7 @@ def _build(where: str, train: _Part, test: _Part | None = None, *, class_names: 
     labels = set() if isinstance(train.y, np.ndarray) else {*train.y, *test.y}
     classes = sort_names(labels) if class_names is None else list(class_names)
     if other := labels.difference(classes):
-        raise DataError(f"{where}: class {min(other)!r} is not one of the {len(classes)} of the training split")
+        raise DataError(f"{where}: class {min(other)!r} is none of the {len(classes)} of the schema")
     code = {name: i for i, name in enumerate(classes)}
     y = [np.array([code[v] for v in p.y], np.int32) if isinstance(p.y, list) else p.y for p in (train, test)]
     groups: list[Any] = [None, None]

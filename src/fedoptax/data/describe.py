@@ -15,7 +15,7 @@ from fedoptax.errors import DataError, UsageError, check_choice, shorten
 
 NUMBER = re.compile(r"[+-]?(?!0[0-9])([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 PADDED = re.compile("[+-]?0[0-9]+")  # "007" is a name
-DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
+DECIMAL_COMMA = re.compile(r"[+-]?(0|[1-9][0-9]*)(,[0-9]+)?")
 TRUTH = {"true": "false", "yes": "no", "y": "n", "t": "f"}
 MOST_CATEGORIES, MOST_MIXED, MOST_CLASSES, MOST_DECIMALS = 100, 40, 50, 20
 """Different values up to which texts are categories (half of 40 if most are numbers), and labels, decimals classes."""
@@ -43,7 +43,7 @@ def infer_file(
             not types.is_numeric_dtype(frame[n].dtype) or types.is_bool_dtype(frame[n].dtype)
             or any(PADDED.fullmatch(text or "") for text in as_texts(head[n])))]  # fmt: skip
         commas = [n for n in as_written if (values := [t for t in as_texts(head[n]) if t and t.lower() not in EMPTY])
-            and all(map(DECIMAL_COMMA.fullmatch, values))]  # fmt: skip
+            and all(map(DECIMAL_COMMA.fullmatch, values)) and "," in "".join(values)]  # fmt: skip
         if commas and cells.get("decimal") is None and find_separator(path, **cells) != ",":
             schema = infer_file(path, label, client, target, columns, **cells | {"decimal": ","})
             return replace(schema, notes=(f"column {min(commas)!r} has decimal commas, which are read", *schema.notes))

@@ -20,11 +20,6 @@ def label_counts(labels: ArrayLike, parts: Sequence[np.ndarray], num_classes: in
     return flat.reshape(len(parts), num_classes)
 
 
-def heterogeneity(counts: ArrayLike) -> float:
-    """Return the mean total-variation distance of the clients' labels from all labels, from 0 (all alike) to < 1."""
-    return label_skew(counts)["total_variation_mean"]
-
-
 def label_skew(counts: ArrayLike) -> dict[str, float]:
     """Measure how the clients' label distributions qᵢ differ from that of all examples, p.
 

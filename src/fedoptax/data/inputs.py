@@ -53,10 +53,9 @@ def read_inputs(
         frame = readers.read_frame(path, [TEXT] if schema is None else schema.texts, **cells)
         examples = as_examples(frame, inputs, fields, classes, path)
         if schema is not None:
-            unseen = schema.count_unseen(frame).items()
+            unseen = schema.describe_unseen(frame)
             frame = frame.drop(columns=list(schema.used))
-            rows = f"of {len(frame)} rows"
-            frame.attrs["notes"] = [f"column {name!r}: unknown categories in {n} {rows}" for name, n in unseen]
+            frame.attrs["notes"] = list(unseen)
         return examples, frame
     if suffix != ".npz":
         known = [*(readers.TABLES if inputs.keys() & {"schema", TEXT} else ()), ".npz"]

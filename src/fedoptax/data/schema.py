@@ -232,11 +232,12 @@ class Schema:
             check_choice("drop", name, self.columns)
         return replace(self, columns={**self.columns, **dict.fromkeys(names, ColumnSchema("ignore"))})
 
-    def count_unseen(self, frame: DataFrame) -> dict[str, int]:
-        """Count by column the cells that are none of its categories, and not empty."""
+    def describe_unseen(self, frame: DataFrame) -> tuple[str, ...]:
+        """Describe, a line for each column, the cells that are none of its categories, and not empty."""
         used = {name: c for name, c in self.used.items() if c.kind == "category"}
         counts = {name: int(np.sum((c.codes(frame[name]) < 0) & ~c.is_empty(frame[name]))) for name, c in used.items()}
-        return {name: count for name, count in counts.items() if count}
+        rows = f"of {len(frame)} rows"
+        return tuple(f"column {name!r}: unknown categories in {n} {rows}" for name, n in counts.items() if n)
 
 
 def as_texts(column: Series[Any]) -> list[str | None]:

@@ -61,8 +61,10 @@ def add_up(schema: Schema, x: np.ndarray, y: np.ndarray, first: Mapping[str, np.
         "squares": [np.where(known, np.square(cells - mid), 0) for known, (cells, mid) in zip(has_value, parts)],
     }
     sums |= {name: np.concatenate([a.sum(0, dtype=np.float64) for a in arrays]) for name, arrays in terms.items()}
-    is_few = np.array([role != "value" for _, role in roles] + [False]) & (sums["total"] < minimum)
+    are_counts = np.array([role != "value" or column.kind == "boolean" for column, role in roles] + [False])
+    is_few = (sums["count"] < minimum) | are_counts & (sums["total"] < minimum)
     sums["total"][is_few] = sums["squares"][is_few] = 0
+    sums["count"][sums["count"] < minimum] = 0
     if is_class:
         counts = np.bincount(y, minlength=len(schema.target.classes)).astype(float)
         sums["classes"] = np.where(counts < minimum, 0, counts)

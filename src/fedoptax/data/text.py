@@ -25,6 +25,10 @@ class TextTokenizer:
     chat_template: str | None = None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.tokenizer.no_truncation()  # a stored tokenizer may have been used with some
+        self.tokenizer.no_padding()
+
     @classmethod
     def read(cls, folder: str | Path) -> Self:
         """Read `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` of a Hugging Face folder."""
@@ -135,7 +139,7 @@ def read_texts(path: Path, client: str = "client") -> dict[str, list[dict[str, A
             with reading(file, "a text"):
                 clients.setdefault(name, []).append({"text": file.read_text(encoding="utf-8")})
     else:
-        for number, row in enumerate(_read_rows(path)):
+        for number, row in enumerate(_read_rows(path, client), 1):
             if not isinstance(row, dict) or row.get(client) is None:
                 columns = ", ".join(row) if isinstance(row, dict) else type(row).__name__
                 raise UsageError(f"client_column '{client}' must be in all of {path}; row {number} has {columns}")
@@ -145,9 +149,9 @@ def read_texts(path: Path, client: str = "client") -> dict[str, list[dict[str, A
     return clients
 
 
-def _read_rows(path: Path) -> list[Any]:
+def _read_rows(path: Path, client: str) -> list[Any]:
     if path.suffix.lower() in TABLES:
-        frame = read_frame(path, ["text", "prompt", "completion"])
+        frame = read_frame(path, [client, "text", "prompt", "completion"])
         rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
         return [{str(name): value for name, value in row.items()} for row in rows]
     if path.suffix.lower() not in (".jsonl", ".json") or not path.is_file():

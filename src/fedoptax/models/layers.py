@@ -165,18 +165,10 @@ class Conv(nnx.Module):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        size: int,
-        *,
-        strides: tuple[int, int] = (1, 1),
-        padding: Padding = "VALID",
-        kernel_init: Initializer | None = None,
-        use_bias: bool = True,
-        pool: bool = False,
+        self, in_features: int, out_features: int, size: int, *, strides: tuple[int, int] = (1, 1),
+        padding: Padding = "VALID", kernel_init: Initializer | None = None, use_bias: bool = True, pool: bool = False,
         rngs: nnx.Rngs,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if pool and strides != (1, 1):
             raise UsageError(f"strides must be (1, 1) with pool=True, got {strides}")
         init = kernel_init or lecun_normal()

@@ -32,7 +32,10 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The shape of a model; `rope_scaling` is Llama 3's (factor, low and high frequency factor, context), or None."""
+    """The shape of a model; `rope_scaling` is Llama 3's (factor, low and high frequency factor, context), or None.
+
+    `is_tied`: the output layer is the embedding.
+    """
 
     vocabulary: int
     width: int
@@ -44,6 +47,7 @@ class LlamaConfig:
     eps: float = 1e-6
     theta: float = 10_000.0
     rope_scaling: tuple[float, float, float, float] | None = None
+    is_tied: bool = False
 
     def linear_shape(self, name: str) -> tuple[int, int]:
         """Return (outputs, inputs) of one of `LINEAR`."""
@@ -71,6 +75,7 @@ def read_config(folder: str | Path) -> LlamaConfig:
             config["vocab_size"], width, config["intermediate_size"], config["num_hidden_layers"], heads,
             config.get("num_key_value_heads") or heads, config.get("head_dim") or width // heads,
             config.get("rms_norm_eps", 1e-6), float(rope.get("rope_theta", config.get("rope_theta", 1e4))), scaling,
+            bool(config.get("tie_word_embeddings", False)),
         )  # fmt: skip
 
 
@@ -104,8 +109,10 @@ def from_pretrained(
             layers[f"{name}_bias"] = read_stack(f"{place}.bias", config.linear_shape(name)[:1])
     params = {"embed_tokens": read("model.embed_tokens.weight", (config.vocabulary, config.width)), "layers": layers}
     params["norm"] = read("model.norm.weight", (config.width,))
-    if "lm_head.weight" in weights:  # else it is tied to the embedding
+    if not config.is_tied:
         params["lm_head"] = read("lm_head.weight", (config.vocabulary, config.width))
+    if unknown := sorted(n for n in weights if not n.endswith(("lm_head.weight", "rotary_emb.inv_freq"))):
+        raise UsageError(f"model '{folder}' has {len(unknown)} arrays that are not used, such as '{unknown[0]}'")
     return Model(lambda key: params, make_apply(config, scale, dropout)), params
 
 

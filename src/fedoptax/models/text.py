@@ -85,16 +85,10 @@ def _uniform(bound: float) -> Initializer:
 
 
 def _language_model(
-    vocabulary: int,
-    embedding: int,
-    units: Sequence[int],
-    layer: Callable[..., LSTM],
-    embedding_init: Initializer | None = None,
-    dense_init: Initializer | None = None,
-    *,
-    projection: int | None = None,
+    vocabulary: int, embedding: int, units: Sequence[int], layer: Callable[..., LSTM],
+    embedding_init: Initializer | None = None, dense_init: Initializer | None = None, *, projection: int | None = None,
     dropout: float = 0.0,
-) -> Model:
+) -> Model:  # fmt: skip
     """Initializers are Keras's by default."""
     check_int("vocabulary", vocabulary, 2)
     check_int("embedding", embedding)

@@ -15,8 +15,8 @@ import numpy as np
 import fedoptax
 from fedoptax._files import read_json, reading, to_plain, write_json
 from fedoptax.algorithms import ALGORITHMS
-from fedoptax.data.heterogeneity import heterogeneity, label_counts, measures
-from fedoptax.engine.evaluation import describe_metrics
+from fedoptax.data.heterogeneity import label_counts, label_skew, measures
+from fedoptax.engine.evaluation import describe_metrics, primary_metric
 from fedoptax.engine.faults import Faults, as_faults
 from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.engine.plan import Plan
@@ -55,6 +55,8 @@ def run_config(
     paper = doc and doc.partition("\n")[0].partition(":")[0]  # the first line of the docstring begins with it
     device = jax.devices()[0]
     split = "val" if task.test is None and task.validation is not None else "test"
+    is_measured = bool(task.test or task.validation)
+    primary = primary_metric(task) if is_measured else task.primary_metric
     classes, positive = list(map(str, task.classes or ())), positive_class(task)
     return {
         "format": FORMAT,
@@ -69,8 +71,8 @@ def run_config(
         "num_params": built.num_params,
         "bytes": {"down_per_client": built.bytes_down, "up_per_client": built.bytes_up},
         "gradients_per_step": plan.gradients_per_step,
-        "primary_metric": None if task.primary_metric is None else str(Column(split, task.primary_metric)),
-        "metrics": metrics_record(task) if task.test or task.validation else {},
+        "primary_metric": None if primary is None else str(Column(split, primary)),
+        "metrics": metrics_record(task) if is_measured else {},
         "higher_is_better": task.higher_is_better,
         "majority": task.majority_rates(),
         "positive": [positive, classes[positive]] if len(classes) == 2 else None,
@@ -151,7 +153,7 @@ def partition_record(task: Task) -> dict[str, Any]:
     return {
         "sizes": sizes.tolist(),
         "label_counts": None if counts is None else counts[:1000].tolist(),
-        "heterogeneity": None if counts is None else round(heterogeneity(counts), 4),
+        "heterogeneity": None if counts is None else round(label_skew(counts)["total_variation_mean"], 4),
         "measures": {name: round(value, 4) for name, value in measures(counts, sizes).items()},
     }
 

@@ -21,7 +21,7 @@ from fedoptax._files import pack_arrays, read_arrays, read_json, reading, write_
 from fedoptax.algorithm import Tree
 from fedoptax.data.inputs import as_examples, read_inputs
 from fedoptax.data.readers import DataFrame, check_columns, read_features
-from fedoptax.data.schema import as_texts
+from fedoptax.data.schema import WHOLE, as_texts
 from fedoptax.errors import DataError, RunError, UsageError, check_int, check_number, check_output, check_type
 from fedoptax.storage.folder import named_leaves
 from fedoptax.tasks.metrics import METRICS, confusion, mean, r2, root_mean, total_of
@@ -91,7 +91,7 @@ class TrainedModel:
         classes = self.classes or ()
         if threshold is not None:
             check_number("threshold", threshold, 0, 1, open_high=False)
-            if "positive" not in self.inputs:
+            if self.inputs.get("positive") is None:
                 raise UsageError(f"threshold needs a model of a table with two classes, got {threshold}")
         check_int("top", top, 1, max(1, len(classes)))
         examples, table = read_inputs(Path(path), self.inputs, self.fields, classes)
@@ -187,7 +187,7 @@ class TrainedModel:
     @property
     def _names(self) -> np.ndarray:
         names = list(self.classes or ())
-        return np.array(names, np.int64 if all(map(str.isdecimal, names)) else object)
+        return np.array(names, np.int64 if all(map(WHOLE.fullmatch, names)) else object)
 
     @property
     def _leaves(self) -> list[np.ndarray]:

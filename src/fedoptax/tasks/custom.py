@@ -30,10 +30,12 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     standardised by mean and deviation of each feature over all training examples; tables as their schema says.
     """
     path = Path(os.path.expanduser(name.removeprefix(PREFIX)))
-    cells = {name: value for name in ("separator", "decimal") if (value := getattr(options, name)) is not None}
     schema = None if options.schema is None else Schema.read(options.schema)
     drop = None if options.drop is None else [name.strip() for name in options.drop.split(",")]
-    others = {name: getattr(options, name) for name in ("image_size", "test_fraction", "target", "seed")} | cells
+    others = {
+        name: getattr(options, name)
+        for name in ("image_size", "test_fraction", "target", "separator", "decimal", "seed")
+    }
     columns: dict[str, Any] = {"drop": drop, "client": options.client_column, "label": options.label_column}
     source = load_file(path, schema=schema, **columns, **others)
     contents = fingerprint(source)
@@ -71,7 +73,7 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
             learned = learn_table(source.schema, prepared, net, options.loss, options.class_weight)
         source = source._replace(train=train, test=test)
         if source.schema is not None and path.suffix.lower() in TABLES:
-            separator = find_separator(path, **{**cells, **source.schema.cells})
+            separator = find_separator(path, **source.schema.cells)
             how = "" if separator == TABLES[path.suffix.lower()] else f", separated by {separator!r}"
     task = make_task(name, recipe, replace(options, model=model), source, **learned)
     what = f"{source.num_classes} classes" if source.num_classes else "a number to predict"

@@ -21,7 +21,7 @@ from fedoptax.algorithm import Tree, nbytes
 from fedoptax.data.cache import Rows, cached
 from fedoptax.data.federated import FederatedData
 from fedoptax.data.text import IGNORED, TextTokenizer, as_sequences, read_texts
-from fedoptax.errors import DataError, UsageError, check_choice, check_int, check_type
+from fedoptax.errors import DataError, UsageError, check_choice, check_int, check_number, check_type
 from fedoptax.models import llama
 from fedoptax.models.llama import Lora, init_adapters, read_adapters
 from fedoptax.models.model import Model, count_params
@@ -86,13 +86,17 @@ def model_folder(options: TaskOptions) -> Path:
 def read_settings(options: TaskOptions) -> tuple[llama.LlamaConfig, Lora | None, Tree | None]:
     """Return the model's shape, the adapters' settings, and the adapters to start from; None if there are none."""
     config = llama.read_config(model_folder(options))
+    chosen = {"alpha": options.lora_alpha, "targets": options.lora_targets, "dropout": options.lora_dropout}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    if chosen and (options.lora is None or options.base_adapter is not None):
+        raise UsageError(f"lora_{min(chosen)} applies to new adapters: it needs lora, without base_adapter")
+    if options.freeze_a and options.lora is None and options.base_adapter is None:
+        raise UsageError("freeze_a needs lora or base_adapter")
     if options.base_adapter is not None:
         start, lora = read_adapters(os.path.expanduser(options.base_adapter), config)
         if options.lora not in (None, lora.rank):
             raise UsageError(f"lora must be {lora.rank}, the rank of base_adapter, got {options.lora}")
         return config, lora, start
-    chosen = {"alpha": options.lora_alpha, "targets": options.lora_targets, "dropout": options.lora_dropout}
-    chosen = {name: value for name, value in chosen.items() if value is not None}
     return config, None if options.lora is None else Lora(options.lora, **chosen), None  # type: ignore[arg-type]
 
 
@@ -155,8 +159,11 @@ def read_clients(
 
     key = hashlib.sha256(f"{column} {context}".encode()).hexdigest()[:8]
     arrays = cached(f"tokens-{key}", [file for file in files if file.exists()], 1, decode)
-    end = len(arrays["client"]) if options.num_clients is None else arrays["client"].searchsorted(options.num_clients)
-    sizes, share = np.unique(arrays["client"][:end], return_counts=True)[1], options.test_fraction
+    ids, sizes = np.unique(arrays["client"], return_counts=True)
+    count = len(ids) if options.num_clients is None else check_int("num_clients", options.num_clients, 1, len(ids))
+    sizes, end, share = sizes[:count], sizes[:count].sum(), options.test_fraction
+    if share is not None:
+        check_number("test_fraction", share, 0, 1)
     longest = int((arrays["y"][:end] != IGNORED).any(axis=0).nonzero()[0].max()) + 1
     width = min(-(-longest // BUCKET) * BUCKET, context)
     examples = {name: np.asarray(arrays[name][:end, :width]) for name in ("x", "y")}

@@ -15,6 +15,7 @@ from fedoptax.errors import DataError, UsageError, check_choice, parse_number
 from fedoptax.models import Model
 from fedoptax.tasks.images import cross_entropy, scaled
 from fedoptax.tasks.metrics import Metric, r2, root_mean
+from fedoptax.tasks.metrics import mean as mean_of
 from fedoptax.tasks.task import Batch, at_least_float32, masked_mean
 
 LOSSES = ("squared", "huber", "poisson")
@@ -33,10 +34,10 @@ def learn_table(
     if schema.target.kind == "class":
         if loss is not None:
             raise UsageError(f"loss applies to a number as the target, got loss={loss!r} for classes")
-        if len(schema.target.classes) < 2:
+        if len(classes := schema.target.classes) < 2:
             raise DataError(f"label column {schema.target.column!r} must have two classes or more")
-        inputs["positive"] = schema.target.positive
-        weights = class_weights(class_weight, schema.target.classes, prepared.classes)
+        inputs["positive"] = schema.target.positive or (classes[1] if len(classes) == 2 else None)
+        weights = class_weights(class_weight, classes, prepared.classes)
         return cross_entropy(model, prepared.scale, shift=prepared.shift, weights=weights) | {"inputs": inputs}
     if class_weight is not None:
         raise UsageError(f"class_weight applies to classes, got {class_weight!r} for a number as the target")
@@ -78,9 +79,10 @@ def regression(model: Model, prepared: Preparation, loss: str = "squared") -> di
 
     def metrics(params: Tree, batch: Batch) -> dict[str, Metric | jax.Array]:
         y, predicted = batch["y"].astype(jnp.float32), predict(params, batch)
-        errors: dict[str, Any] = {"mae": jnp.abs(predicted - y), "rmse": root_mean(jnp.square(predicted - y))}
+        off = predicted - y
+        errors: dict[str, Any] = {"mae": mean_of(jnp.abs(off), higher_is_better=False)}
         fit = r2((predicted - mean) / deviation, (y - mean) / deviation)  # near 0, so that squares keep their digits
-        return errors | {"r2": fit, "loss": losses_of(output_of(params, batch), y)}
+        return errors | {"rmse": root_mean(jnp.square(off)), "r2": fit, "loss": losses_of(output_of(params, batch), y)}
 
     def mean_loss(params: Tree, batch: Batch, key: jax.Array) -> jax.Array:
         return masked_mean(losses_of(output_of(params, batch, key), batch["y"]), batch)

@@ -309,7 +309,7 @@ def with_validation(task: Task, fraction: float) -> Task:
 def with_metrics(task: Task, names: str) -> Task:
     """Return a task of classes with further metrics, by name.
 
-    The positive class, of two, is the one that a table's schema says, else the rarer in training.
+    The positive class, of two, is the one that a table's schema says, else the second.
 
     `names`, separated by commas, are of `fedoptax.metrics.METRICS`, or `confusion` for `fedoptax.metrics.confusion`. An
     unknown one is a `UsageError`, as is a task without `predict` for probabilities, or whole numbers (n,) as labels.
@@ -333,11 +333,9 @@ def with_metrics(task: Task, names: str) -> Task:
 
 
 def positive_class(task: Task) -> int:
-    """Return which class of two is the positive one: as a table's schema says, else the rarer in training."""
-    if (stated := task.inputs.get("positive")) is not None:
-        return list(task.classes or ()).index(stated)
-    labels = task.clients.examples.get(task.label or "", ())
-    return int(2 * np.count_nonzero(labels) <= len(labels))
+    """Return which class of two is the positive one: as a table's schema says, else the second."""
+    stated = task.inputs.get("positive")
+    return 1 if stated is None else list(task.classes or ()).index(stated)
 
 
 def check_task(task: Any) -> None:
