@@ -82,10 +82,10 @@ class FedAlgorithm(NamedTuple, Generic[Server, Message, Client, Upload]):
       params: `server -> params`, the model to evaluate and save.
       weighting: how the paper averages uploads, `"examples"` or `"uniform"`; a run may choose otherwise,
         but for a private algorithm.
-      decode: `sent -> upload`, applied by the receiver before the mean; None if uploads need no decoding
-        sent (see `with_compression`).
+      decode: `sent -> upload`, applied by the receiver before the mean; None if uploads are sent as they are (see
+        `with_compression`).
       epsilon: `(rounds, cohort_size, num_clients) -> ε`, the privacy spent; None without privacy (see `with_privacy`).
-      client_params: `(server, client) -> params`, the model that a client uses, where it is not the server's (see
+      client_params: `(params, client) -> params`, the model that a client uses, where it is not the server's (see
         `with_personal`); None where it is.
       gradients_per_step: how often a client calls `grad_fn` for each of its minibatches, for reports.
       exchanges: how many rounds in a row see the same cohort and the same minibatches: an algorithm that asks its
@@ -103,7 +103,7 @@ class FedAlgorithm(NamedTuple, Generic[Server, Message, Client, Upload]):
     epsilon: Callable[[int, int, int], float] | None = None
     gradients_per_step: int = 1
     exchanges: int = 1
-    client_params: Callable[[Server, Client], Tree] | None = None
+    client_params: Callable[[Tree, Client], Tree] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if any("<locals>" in getattr(part, "__qualname__", "") for part in self):
@@ -119,7 +119,7 @@ FUNCTIONS = {
     "init": "params", "init_client": "params", "broadcast": "server", "params": "server",
     "client_update": "grad_fn, message, client, batches", "server_update": "server, mean_upload, cohort",
     "decode": "sent", "epsilon": "rounds, cohort_size, num_clients",
-    "client_params": "server, client",
+    "client_params": "params, client",
 }  # fmt: skip
 """The functions of a `FedAlgorithm`, and their arguments."""
 

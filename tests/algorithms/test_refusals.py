@@ -48,7 +48,6 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "mime in private": (lambda: fx.with_privacy(fx.mime(0.1), 1.0, 1.0, 1e-5), "algorithm must have one exchange"),
     "fafed alpha above 1": (lambda: fx.fafed(0.1, alpha=1.1), "alpha"),
-    "fedlion steps": (lambda: laws.eager_rounds(fx.fedlion(0.1, max_steps=2)), "max_steps"),
     "clipping max_norm": (lambda: fx.with_clipping(fx.fedavg(0.1), 0.0), "max_norm"),
     "prox without the parameters": (
         lambda: laws.eager_rounds(fx.with_prox(fx.fedavg(0.1)._replace(broadcast=lambda server: server.params), 0.1)),

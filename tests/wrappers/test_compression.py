@@ -13,6 +13,7 @@ from fedoptax import tree
 from fedoptax.algorithm import BatchList, decoded
 from fedoptax.wrappers import uploads
 from fedoptax.wrappers.codecs import Coded
+from refusals import refused
 from sending import a_round, echo, leaf, sender
 from small_rounds import ALL, close, every, federate, model
 
@@ -37,6 +38,8 @@ def _is_coded(node: Any) -> bool:
 def test_an_accurate_codec_changes_little_in_any_algorithm(name):
     """Half precision of the changes, with error feedback."""
     algorithm = ALL[name](0.05)
+    if algorithm.exchanges > 1:  # what one exchange leaves unsent is not for the other
+        return refused(lambda: fx.with_compression(algorithm, HALF), "one exchange")
     coded = fx.with_compression(algorithm, HALF)
     assert coded.weighting == algorithm.weighting and coded.epsilon is None
     server, clients, path = federate(coded, model(), DATA, 3)
@@ -57,16 +60,6 @@ def coded_fields(algorithm: Any) -> set[str]:
 )  # fmt: skip
 def test_the_models_vectors_are_coded_and_second_moments_are_not(name, expected):
     assert coded_fields(fx.with_compression(ALL[name](0.1), codecs.sign())) == expected
-
-
-@pytest.mark.long
-def test_fields_can_be_named_and_second_moments_stay_positive():
-    named = fx.with_compression(fx.fafed(0.1), codecs.qsgd(2, 4), fields=("v",))
-    assert coded_fields(named) == {"v"}
-    server, _, _ = federate(named, {"w": jnp.linspace(-1.0, 2.0, 16)}, DATA, 12)
-    assert float(jnp.min(server.inner.v["w"])) >= 0 and np.isfinite(server.inner.params["w"]).all()
-    with pytest.raises(fx.UsageError, match=r"^fields must be among params, m, v, steps, got nothing"):
-        coded_fields(fx.with_compression(fx.fafed(0.1), codecs.sign(), fields=("nothing", "m")))
 
 
 # ---------------------------------------------------------------- error feedback

@@ -39,7 +39,9 @@ def test_it_is_fedbn_and_fedper(personal):
         models = [{"layer": {**model["layer"], **shared}} for model in models]
     for client, model in zip(clients, models):
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), algorithm.client_params(server, client), model
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4),
+            algorithm.client_params(algorithm.params(server), client),
+            model,
         )
     np.testing.assert_array_equal(algorithm.params(server)["layer"][personal], x["layer"][personal])
 
@@ -59,7 +61,7 @@ def test_nothing_personal_is_sent_and_the_rest_has_its_form(name):
         assert not [path for path in leaves_of((message, upload, server.inner)) if "bias" in path]
         assert leaves_of(message) == leaves_of(inner.broadcast(inner.init(shared)))
     assert jax.tree.structure(server) == form
-    moved = algorithm.client_params(server, client)["layer"]["bias"]
+    moved = algorithm.client_params(algorithm.params(server), client)["layer"]["bias"]
     assert not np.allclose(moved, start()["layer"]["bias"])
 
 
@@ -73,10 +75,15 @@ def test_clients_are_evaluated_with_their_own_parameters():
     assert result.history[0]["test_nll"] is None and result.initial["test_nll"] == host.initial["test_nll"] > 0
     total, metrics = 0.0, jax.jit(task.metrics)
     for i, rows in enumerate(np.arange(len(task.test["y"])) % 3 == k for k in range(3)):
-        model = algorithm.client_params(result.state, jax.tree.map(lambda a, i=i: a[i], result.clients.tree))
+        model = algorithm.client_params(result.params, jax.tree.map(lambda a, i=i: a[i], result.clients.tree))
         total += float(np.asarray(metrics(model, task.test)["nll"])[rows].sum())
     assert result.history[-1]["test_nll"] == pytest.approx(total / len(task.test["y"]))
     assert host.history[-1]["test_nll"] == pytest.approx(result.history[-1]["test_nll"])
+    for codec in (fx.codecs.topk(1.0), fx.codecs.qsgd(8)):
+        wrapped = fx.with_compression(algorithm, codec)
+        close = fx.run(task, wrapped, **RUN).history[-1]["test_nll"]
+        assert close == pytest.approx(result.history[-1]["test_nll"], rel=0.05)
+    refused(lambda: fx.run(replace(task, test_owners=None), algorithm, **RUN), "examples of clients that train")
     bytes_up = fx.nbytes({name: a for name, a in result.params.items() if name != "out"})
     assert result.history[-1]["bytes_up"] == 3 * bytes_up
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, GradFn, Minibatches, Tree, local_steps, num_steps
 from fedoptax.algorithms.fedopt import FedOpt, FedOptMessage, FedOptState, replace_updates
-from fedoptax.errors import UsageError, check_decay, check_int
+from fedoptax.errors import check_decay, check_int
 from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at
 from fedoptax.wrappers import codecs
 
@@ -33,8 +33,7 @@ def fedlion(lr: LearningRate, b1: Number = 0.9, b2: Number = 0.99, max_steps: in
     Args:
       lr: γ > 0, a number or a schedule over rounds.
       b1, b2: β₁ and β₂ in [0, 1).
-      max_steps: the largest K of a client, 1 to 32,767. One that takes more makes the round diverge, and is refused
-        outright where K is known.
+      max_steps: the largest K of a client, 1 to 32,767. One that takes more makes the round diverge.
     """
     check_lr(lr=lr)
     check_decay(b1=b1, b2=b2)
@@ -48,8 +47,6 @@ def fedlion(lr: LearningRate, b1: Number = 0.9, b2: Number = 0.99, max_steps: in
         grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches
     ) -> ClientResult[FedLionUpload, Tree]:
         x, gamma, steps = message.params, resolve_lr(lr, message.lr), num_steps(batches)
-        if isinstance(steps, int) and steps > max_steps:
-            raise UsageError(f"max_steps must be >= {steps}, the local steps of a client, got {max_steps}")
 
         def step(carry: tuple[Tree, Tree], batch: Tree) -> tuple[tuple[Tree, Tree], jax.Array]:
             signs, m = carry

@@ -73,7 +73,7 @@ def evaluate_client(client: NodeClient, arrays: bytes, order: Order, root: Path)
     compute_sums, size = compile_test_sums(client.task, client.partition)
     params = unpack(arrays, jax.eval_shape(client.task.init, jax.random.key(0)))
     if client.algorithm.client_params is not None:
-        params = client.algorithm.client_params(client.algorithm.init(params), client.read_state(order, root)[0])
+        params = client.algorithm.client_params(params, client.read_state(order, root)[0])
     return jax.device_get(compute_sums(params)), {"num-examples": size}
 
 

@@ -172,6 +172,8 @@ class RoundOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.asynchronous is None and self.staleness_exponent != 0.5:
+            raise UsageError("staleness_exponent needs asynchronous")
         if self.secure_aggregation is None:
             return
         from fedoptax.engine.aggregation import MEAN, SecureMean

@@ -29,7 +29,7 @@ class OwnModels(Simulation):
     """Rounds of clients with separate models, each evaluated on the held-out examples of its client."""
 
     def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
-        super().__init__(without_held_out(task), point, replace(options, speeds=None), plan)
+        super().__init__(without_held_out(task), point, options, plan)
         self._whole, self._held_out = task, evaluation_data(task)
         self._is_stacked = task.clients.num_clients > 1
         self._evaluate = jit(task, partial(evaluate, task, is_stacked=self._is_stacked))
@@ -57,7 +57,7 @@ class OwnModels(Simulation):
             states = self.clients.of(np.arange(self._whole.num_clients))
         if (client_params := self._algorithm.client_params) is not None:
             server = to_first_device(self.server) if self._plan.mesh > 1 else self.server
-            states = jax.vmap(client_params, (None, 0))(server, states)
+            states = jax.vmap(client_params, (None, 0))(self._algorithm.params(server), states)
         return states if self._is_stacked else jax.tree.map(lambda a: a[0], states)
 
     def _measure_clients(self, params: Tree) -> dict[str, np.ndarray]:
@@ -82,7 +82,8 @@ def pool(task: Task, options: RunOptions) -> tuple[Task, RunOptions]:
     steps = np.ceil(task.clients.sizes / options.batch_size).mean() * options.local_epochs
     steps = options.cohort_size * (steps if options.local_steps is None else options.local_steps)
     steps = max(1, round(steps))
-    alone = replace(options, cohort_size=1, local_steps=steps, mesh=1, secure_aggregation=None, aggregate="mean")
+    alone = replace(options, cohort_size=1, local_steps=steps, mesh=1, secure_aggregation=None, aggregate="mean",
+        speeds=None)  # fmt: skip
     return _pool_examples(task), alone
 
 

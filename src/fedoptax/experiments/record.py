@@ -48,7 +48,6 @@ class Record(Options):
     progress: bool | Update | None = option(None, "Show a bar on standard error; None shows it on a terminal; a "
         "function (rounds done, note) is called instead.",
         lambda name, value: None if callable(value) else check_flag(name, value))  # fmt: skip
-    description: str | None = option(None, "The title of the bar; None is the label.", TEXT)
 
     def __post_init__(self) -> None:
         super().__post_init__()

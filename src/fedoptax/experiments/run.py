@@ -17,7 +17,6 @@ from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm, check_algorithm
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_distributed, is_leader, run_on_all_or_fail
 from fedoptax.engine.client_states import OnHost
-from fedoptax.engine.evaluation import choose_split
 from fedoptax.engine.options import RunOptions
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
@@ -82,7 +81,7 @@ def simulate(
     folders = [Path(one).resolve() for one in (record.out, record.resume_from) if one is not None]
     new = record.out if len(set(folders)) == len(folders) else None
     run_on_all_or_fail(lambda: None if new is None else prepare(new, record.overwrite))
-    has_own_models = point.algorithm.client_params is not None and choose_split(task) is not None
+    has_own_models = point.algorithm.client_params is not None
     make = Baseline if name in BASELINES else OwnModels if has_own_models else Simulation
     simulation = make(task, point, options, plan)
     described = {"name": record.label, "hyperparameters": dict(record.hyperparameters)}
@@ -146,8 +145,7 @@ def _begin(
     if record.folder is not None:
         write_model(record.folder, rounds.task)
         observer = FolderWriter(record.folder, record, config, rounds, history, watch)
-    title = record.description or record.label
-    return history, observer, stack.enter_context(bar(title, total, len(history), enabled=record.progress))
+    return history, observer, stack.enter_context(bar(record.label, total, len(history), enabled=record.progress))
 
 
 def _send_to_all(history: History, rounds: Rounds, watch: Watch, folder: str | Path | None) -> None:

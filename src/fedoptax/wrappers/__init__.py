@@ -6,8 +6,8 @@ everything else.
 
 Wrappers nest. The outer wrapper of gradients meets the task's gradient first: `with_prox(with_clipping(a, 1.0), 0.1)`
 clips the gradient of the proximal objective; `with_clipping(with_prox(a, 0.1), 1.0)` clips the task's gradient, then
-adds the proximal term. Gradient and upload wrappers commute; privacy goes outside `with_personal`, compression outside
-privacy.
+adds the proximal term. Gradient and upload wrappers commute; `with_personal` goes outside `with_prox`, privacy outside
+`with_personal`, compression outside privacy.
 """
 
 from fedoptax.wrappers.compression import with_compression

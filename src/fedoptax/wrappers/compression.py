@@ -1,6 +1,5 @@
 """Compressed uploads for any algorithm: fewer bytes up, counted as sent. See docs/compression.md."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ from fedoptax.wrappers.codecs import Codec, Coded
 from fedoptax.wrappers.uploads import Message, is_floating
 
 FIELDS = (*uploads.VECTORS, "change")
-"""Fields of uploads that are coded unless others are named; `change` is that of `with_privacy`."""
+"""Fields of uploads that are coded; `change` is that of `with_privacy`."""
 
 
 class CompressionState(NamedTuple):
@@ -31,9 +30,7 @@ class CompressionClient(NamedTuple):
     unsent: tuple[jax.Array, ...]
 
 
-def with_compression(
-    algorithm: FedAlgorithm, codec: Codec, fields: Sequence[str] | None = None, seed: int = 0
-) -> FedAlgorithm:
+def with_compression(algorithm: FedAlgorithm, codec: Codec, seed: int = 0) -> FedAlgorithm:
     """Send uploads coded, each array for itself; the server decodes each before the mean (`FedAlgorithm.decode`).
 
     Coded are the floating-point arrays of an upload's model-sized vectors, as changes against what the client received
@@ -45,22 +42,24 @@ def with_compression(
     Args:
       algorithm: any algorithm; with privacy, the private one.
       codec: `codecs.qsgd(...)`, `codecs.topk(...)`, `codecs.sign()` or your own.
-      fields: the names of the upload's fields to code; None is `FIELDS`. An upload without fields is coded whole.
       seed: of the rounding, which also draws from each client's key: it is independent from client to client.
 
     Raises:
-      UsageError: no codec, a wrong seed, or (when a client runs) an upload that is coded already or lacks the fields.
+      UsageError: no codec, a wrong seed, or (when a client runs) an upload that is coded, or has none of `FIELDS`.
     """
     check_algorithm(algorithm)
     if not isinstance(codec, Codec):
         raise UsageError(f"codec must be one of fedoptax.codecs, such as codecs.qsgd(), got {codec!r}")
-    words, chosen = uploads.key_words(seed), FIELDS if fields is None else tuple(fields)
+    if codec.feedback and algorithm.exchanges > 1:
+        raise UsageError("algorithm must have one exchange per step: what one leaves unsent is not for the other")
+    own_params = algorithm.client_params
+    words = uploads.key_words(seed)
     sends_changes = algorithm.decode is not None  # another wrapper made them
 
     def coded_places(upload: Tree) -> list[int]:
         has_fields = hasattr(upload, "_fields")
         leaves = enumerate(tree_leaves_with_path(upload))
-        return [i for i, (p, a) in leaves if is_floating(a) and (not has_fields or uploads.field_of(p) in chosen)]
+        return [i for i, (p, a) in leaves if is_floating(a) and (not has_fields or uploads.field_of(p) in FIELDS)]
 
     def init(params: Tree) -> CompressionState:
         return CompressionState(algorithm.init(params), uploads.first_key(words, params) if codec.random else ())
@@ -79,8 +78,11 @@ def with_compression(
     def client_update(grad_fn: GradFn, message: Message, client: Tree, batches: Minibatches) -> ClientResult:
         inner = client.inner if codec.feedback else client
         upload, inner, loss = algorithm.client_update(grad_fn, message.inner, inner, batches)
-        _check_upload(upload, chosen, must_have_all=fields is not None)
-        change = upload if sends_changes else uploads.change_of(message.inner, upload, chosen)
+        if any(map(_is_coded, jax.tree.leaves(upload, is_leaf=_is_coded))):
+            raise UsageError("algorithm must not compress its uploads already")
+        if set(FIELDS).isdisjoint(names := getattr(upload, "_fields", FIELDS)):
+            raise UsageError(f"algorithm must upload one of {', '.join(FIELDS)}, got {', '.join(names)}")
+        change = upload if sends_changes else uploads.change_of(message.inner, upload, FIELDS)
         leaves, structure = jax.tree.flatten(change)
         places = coded_places(upload)
         arrays = [leaves[i] for i in places]
@@ -103,29 +105,19 @@ def with_compression(
 
     def server_update(server: CompressionState, mean: Tree, cohort: Cohort) -> CompressionState:
         if not sends_changes:
-            mean = uploads.clamp_moments(uploads.upload_of(algorithm.broadcast(server.inner), mean, chosen))
+            mean = uploads.upload_of(algorithm.broadcast(server.inner), mean, FIELDS)
         key = uploads.split_key(server.key)[0] if codec.random else ()
         return CompressionState(algorithm.server_update(server.inner, mean, cohort), key)
 
+    def client_params(params: Tree, client: CompressionClient) -> Tree:
+        return own_params(params, client.inner) if own_params is not None else params
+
     return algorithm._replace(
-        init=init,
-        init_client=init_client,
-        broadcast=broadcast,
-        client_update=client_update,
-        server_update=server_update,
-        params=lambda server: algorithm.params(server.inner),
-        decode=decode,
-    )
+        init=init, init_client=init_client, broadcast=broadcast, client_update=client_update,
+        server_update=server_update, params=lambda server: algorithm.params(server.inner), decode=decode,
+        client_params=client_params if own_params is not None and codec.feedback else own_params,
+    )  # fmt: skip
 
 
 def _is_coded(node: Any) -> bool:
     return isinstance(node, Coded)
-
-
-def _check_upload(upload: Tree, chosen: Sequence[str], must_have_all: bool) -> None:
-    if any(map(_is_coded, jax.tree.leaves(upload, is_leaf=_is_coded))):
-        raise UsageError("algorithm must not compress its uploads already")
-    present = getattr(upload, "_fields", chosen)
-    strange = set(chosen) - set(present)
-    if strange and (must_have_all or strange == set(chosen)):
-        raise UsageError(f"fields must be among {', '.join(present)}, got {', '.join(sorted(strange))}")

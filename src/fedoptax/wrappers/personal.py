@@ -39,7 +39,8 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
     They start as the initial parameters are, also at a client that joins later. After a round they are what local
     training made of them. What else an algorithm broadcasts per parameter (SCAFFOLD's control, FAFED's moments) is for
     a personal one what a federation of this client alone would have. `params` of the server are the shared parameters
-    beside the initial personal ones; `client_params` are those of a client.
+    beside the initial personal ones; `client_params` are those of a client. Counters are the server's: where moments
+    are not bias-corrected (FAFED, FedAdamW, Lookahead), a client that joins late takes large first steps.
 
     Privacy and compression go outside: `with_privacy(with_personal(algorithm, keep), …)`. A norm of all that a client
     trains, as `fedexp`, `delta_sgd` and FAFED with one v for all take it, is taken of personal parameters, too.
@@ -111,7 +112,7 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
         init=init, init_client=init_client, broadcast=lambda server: algorithm.broadcast(server.inner),
         client_update=client_update, server_update=server_update,
         params=lambda server: join(algorithm.params(server.inner), server.initial),
-        client_params=lambda server, client: join(algorithm.params(server.inner), client.params),
+        client_params=lambda params, client: join(client.params, params),
     )  # fmt: skip
 
 

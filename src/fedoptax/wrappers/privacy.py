@@ -135,15 +135,10 @@ def with_privacy(
         return PrivacyState(algorithm.server_update(server.inner, upload, cohort), key, new_clip)
 
     return algorithm._replace(
-        init=init,
-        broadcast=broadcast,
-        client_update=client_update,
-        server_update=server_update,
-        params=lambda server: algorithm.params(server.inner),
-        weighting="uniform",
-        decode=decode,
+        init=init, broadcast=broadcast, client_update=client_update, server_update=server_update,
+        params=lambda server: algorithm.params(server.inner), weighting="uniform", decode=decode,
         epsilon=partial(epsilon, noise_multiplier, delta),
-    )
+    )  # fmt: skip
 
 
 def scale_into_ball(change: Tree, radius: Number) -> Tree:

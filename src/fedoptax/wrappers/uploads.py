@@ -2,7 +2,8 @@
 
 Some algorithms send a change (FedOpt's Δ), others a new value of what they were sent (FAFED's x, m, v). Clipping, noise
 and coding want the change in either case, so the wrappers send the difference from the message, and the server adds the
-message's part to the mean again. This is exact, because the weights of a mean sum to 1.
+message's part to the mean again. This is exact, because the weights of a mean sum to 1. In asynchronous rounds a change
+is of an older message than the one it is added to, as FedBuff has it for every algorithm.
 
 A key is stored as the two uint32 words of a Threefry key, so that states are plain arrays.
 """
