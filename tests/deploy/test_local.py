@@ -142,7 +142,8 @@ def test_a_key_is_given_its_partition_and_can_lose_it(tmp_path, capsys):
     [(["--nodes", 0], "nodes"), (["--nodes", 2, "--num-clients", 3], "nodes"), (["--port", 80], "port"),
      (["--nodes", 2, "--node-port", 65535], "--node-port"), (["--time-limit", 0], "--time-limit"),
      (["--start-timeout", "inf"], "--start-timeout"), (["--quorum", 2], "quorum"),
-     (["--asynchronous", 9], "asynchronous"), (["--staleness-exponent", -1], "--staleness-exponent"),
+     (["--asynchronous", 9], "asynchronous"), (["--data-file", "a.csv"], "without --schema"),
+     (["--staleness-exponent", -1], "--staleness-exponent"),
      (["--resume", "missing"], "pyproject")],
 )  # fmt: skip
 def test_a_wrong_option_is_refused_before_anything_starts(tmp_path, capsys, arguments, name):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,8 @@ def test_without_a_quorum_the_round_stops_at_the_limit_or_once_none_is_possible(
         NoQuorum, match=r"1 valid replies of 3, 2 are needed, within 300 s.*2 \(node node-2\): .*not con"
     ):
         run_round({0: GOOD, 1: None, 2: GOOD}, away=lambda now: {2})
+    with pytest.raises(NoQuorum, match="are needed, within 900 s"):
+        run_round({0: GOOD, 1: None, 2: GOOD}, away=lambda now: {2}, limits=replace(LIMITS, round_timeout=900.0))
     with pytest.raises(NoQuorum, match=r"too few other nodes can answer.*NaN or infinity"):
         run_round({0: GOOD, 1: (1.0, sound(np.nan)), 2: (1.0, sound(np.nan))})
 

@@ -204,6 +204,7 @@ def test_a_given_model_is_evaluated_by_the_nodes_and_not_trained(tmp_path):
                 Path(given.out), {"dense1": {name: params[f"dense1/{name}"] for name in ("bias", "kernel")}}, 0
             )
         assert lines[-1].startswith("completed after round 1 of 1")
+    refused(lambda: replace(given, personal="*kernel"), "evaluate cannot be used with personal")
     np.savez(tmp_path / "other.npz", kernel=np.zeros((64, 9), np.float32))
     for wrong in ("other.npz", "nothing", "run/config.json"):
         with pytest.raises(UsageError, match="evaluate must"):
@@ -300,6 +301,15 @@ def test_clients_keep_the_states_of_two_checkpoints_and_find_them_after_a_resume
     run_in_memory(replace(given, resume=True), again)
     assert [order["base"] for order in again.orders] == [2] * 3 and again.orders[0]["checkpoints"] == [1, 2]
     assert again.orders[0]["session"] > network.orders[0]["session"]
+
+
+def test_a_resumed_run_can_go_back_to_the_checkpoint_before(tmp_path):
+    given = small_deployment(tmp_path / "run", "scaffold", rounds=3, cohort_size=3)
+    run_in_memory(given, InMemory(given, tmp_path / "nodes"))
+    for more in ({"rounds": 4}, {"rounds": 4, "resume_round": 3}):
+        run_in_memory(replace(given, resume=True, **more), network := InMemory(given, tmp_path / "nodes"))
+        assert network.orders[0]["checkpoints"] == [1, 2]
+    assert not any(line["state_lost"] for line in network_lines(tmp_path / "run"))
 
 
 def test_resuming_waits_for_the_process_that_still_holds_the_folder(tmp_path):

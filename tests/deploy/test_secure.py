@@ -283,6 +283,8 @@ def test_numbers_of_any_size_and_sign_add_up_exactly() -> None:
     total = np.sum([encode_numbers(row) for row in numbers], axis=0, dtype=np.uint32)
     np.testing.assert_array_equal(decode_numbers(total, 2)[[0, 1, 2, 4]], [0, -2.25, 2, 2**60])
     assert decode_numbers(total, 2)[3] == pytest.approx(2e-20, rel=1e-9)
+    many = 300 * encode_numbers(np.array([-0.25]))
+    assert decode_numbers(many, 300).tolist() == [-75]
     with pytest.raises(RunError, match="honest nodes cannot"):
         decode_numbers(total + np.uint32(2**31), 2)
     with pytest.raises(RunError, match="sums below"):

@@ -84,15 +84,15 @@ def local(options: LocalForm) -> None:
         check_empty(work)
         nodes = len(options.data_file) or check_int("nodes", 4 if options.nodes is None else options.nodes)
         deployment = make_deployment(options, nodes)
-        deployment = replace(deployment, task=_with_absolute_paths(deployment.task))
     else:
         deployment, nodes = _read_app(options, work)
     as_trackers(deployment.tracker_names)
-    limits = options.time_limit, options.start_timeout
-    if options.data_file and len(options.data_file) != nodes:
-        raise UsageError(f"data_file must name {nodes} files, one for each node, got {len(options.data_file)}")
-    places = options.port, options.node_port
-    federation = LocalFederation(work, nodes, *places, *limits, options.data_dir, options.data_file)
+    files = nodes if deployment.task["name"] == TABLE else 0
+    if len(options.data_file) != files:
+        what = f"{files} files, one for each node" if files else "no file without --schema"
+        raise UsageError(f"data_file must name {what}, got {len(options.data_file)}")
+    ports, limits = (options.port, options.node_port), (options.time_limit, options.start_timeout)
+    federation = LocalFederation(work, nodes, *ports, *limits, options.data_dir, options.data_file)
     rounds = options.run.get("rounds", deployment.rounds)
     if options.resume is not None:
         if "rounds" not in options.run and (out / "config.json").is_file():  # which may be more than its app says
@@ -105,8 +105,10 @@ def local(options: LocalForm) -> None:
     check_task(work / "app", nodes)
     _print_simulation(replace(deployment, rounds=rounds))
     remedy = f"continue with: fedoptax deploy local --resume {shlex.quote(str(out))} --rounds {rounds}"
-    remedy += f" --app {shlex.quote(str(work))}" if work != default_work else ""
-    overrides = {"out": str(out.absolute()), "resume": options.resume is not None, "rounds": rounds}
+    places = [("app", work if work != default_work else None), ("data-dir", options.data_dir)]
+    places += [("data-file", path) for path in options.data_file]
+    remedy += "".join(f" --{name} {shlex.quote(str(path))}" for name, path in places if path)
+    overrides = {"out": str(out.absolute()), "resume": (out / "config.json").is_file(), "rounds": rounds}
     overrides |= {} if options.resume_round is None else {"resume-round": options.resume_round}
     try:
         _run(federation, out, overrides, deployment.algorithm)
@@ -134,7 +136,7 @@ def _with_absolute_paths(task: Mapping[str, Any]) -> dict[str, Any]:
     prefix, colon, path = str(task["name"]).partition(":")
     if prefix + colon not in (PREFIX, TEXT_PREFIX):
         return dict(task)
-    paths = {"base", "base_adapter"} | ({"model"} if prefix + colon == TEXT_PREFIX else set())
+    paths = {"base", "base_adapter", "schema"} | ({"model"} if prefix + colon == TEXT_PREFIX else set())
     absolute = {name: str(Path(task[name]).expanduser().absolute()) for name in paths & task.keys()}
     return {**task, **absolute, "name": f"{prefix}:{Path(path).expanduser().absolute()}"}
 
@@ -188,6 +190,7 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
         run = with_task_defaults(options.task, task, run)
     run |= {name: getattr(options, name) or "" for name in WRAPPERS} | {"track": ",".join(options.trackers)}
     table = {"name": options.task, "partition_seed": options.partition_seed, **task_arguments}
+    table = _with_absolute_paths(table)
     deployment = Deployment(task=table, algorithm=name, hyperparameters=settings.hyperparameters[name], **run)
     algorithm = deployment.build_algorithm()
     if task is not None:

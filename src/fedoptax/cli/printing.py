@@ -43,7 +43,7 @@ def print_summary(folder: Path, as_json: bool) -> None:
     if summary["status"] == Status.STOPPED_EARLY:
         print(summary["message"])
     for absent in summary.get("left_out", ()):  # of a deployment
-        print("left out of {rounds} rounds: partition {partition} (node {node}), at last: {reason}".format(**absent))
+        print("left out of {rounds} rounds: partition {partition} (node {node}), latest: {reason}".format(**absent))
     print(f"results: {folder}")
 
 

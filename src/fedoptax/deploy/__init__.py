@@ -2,6 +2,6 @@
 
 `flower`, `worker` and `supernode` know Flower. `wire` (trees of arrays as messages, trusting nothing),
 `orders` (what the server signs), `config`, `client` (its round and its states), `server` (from replies to the next
-state), `rounds` (quorum and deadlines), `evaluation`, `secure` and `run` (a run at the server) do not. `app`, `keys`,
-`proxy` and `local` make a federation's files and processes.
+state), `rounds` (quorum and deadlines), `evaluation`, `secure` and `deployment` (a run at the server) do not. `app`,
+`keys`, `proxy` and `local` make a federation's files and processes.
 """

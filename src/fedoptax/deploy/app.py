@@ -49,7 +49,7 @@ def write_app(folder: Path, deployment: Deployment, name: str = NAME) -> None:
     """
     check_empty(folder)
     files, (module, _, function) = dict(FILES), str(deployment.task["name"]).rpartition(":")
-    if module != "file" and (source := Path(f"{module}.py")).is_file():
+    if is_own_function(str(deployment.task["name"])) and (source := Path(f"{module}.py")).is_file():
         module, files[f"{PACKAGE}/task.py"] = f"{PACKAGE}.task", source.read_text(encoding="utf-8")
         deployment = replace(deployment, task={**deployment.task, "name": f"{module}:{function}"})
     elif module.startswith(PACKAGE):

@@ -107,12 +107,13 @@ class StateFolder:
     def accept(self, order: Order) -> None:
         """Record an order, and remove the states that the server cannot return to.
 
-        An order that is not newer than the last is a `WireError`, a note that cannot be written a `RunError`.
+        An order older than the last is a `WireError`, a note that cannot be written a `RunError`. The last may come
+        again, to the worker that follows a killed one: it begins at the same state.
         """
         this = [order.session, order.number]
         with suppress(OSError, ValueError, TypeError):  # none yet, or damaged: its signature is of this run of Flower's
-            if this <= (last := json.loads((self.folder / "order.json").read_bytes())):
-                raise WireError(f"order: number {this} is not above {last}, the last one")
+            if this < (last := json.loads((self.folder / "order.json").read_bytes())):
+                raise WireError(f"order: number {this} is below {last}, the last one")
         for path in self.folder.glob("[0-9]*.npz"):  # before anything is written: a disk may be full
             round = int(path.stem)
             if round < order.round and round not in (order.base, *order.checkpoints):

@@ -62,6 +62,8 @@ class Deployment(NetworkOptions):
         super().__post_init__()
         if not isinstance(self.task.get("name"), str):
             raise UsageError(f"task must be a table with the task's name, got {dict(self.task)}")
+        if self.evaluate and self.personal:
+            raise UsageError("evaluate cannot be used with personal: the nodes' own parameters are of their run")
         if self.evaluate:
             for name, value in {"rounds": 1, "eval_fraction": self.eval_fraction or 1.0}.items():
                 object.__setattr__(self, name, value)

@@ -79,8 +79,14 @@ def run_deployment(deployment: Deployment, task: Task | None, network: Network, 
         check_int("rounds", deployment.rounds, least_total(folder, deployment.resume_round))
     else:
         prepare(folder)
-        identity = {"experiment": uuid.uuid4().hex, "quorum": deployment.quorum}
+        identity = {"experiment": uuid.uuid4().hex}
     identity |= {"session": max(int(time.time()), identity.get("session", 0) + 1)}
+    if task is None and deployment.evaluate:  # the features are prepared as in training
+        config = Path(deployment.evaluate).expanduser() / "config.json"
+        trained = read_json(config).get("deployment", {}) if config.is_file() else {}
+        if "prepared" not in trained:
+            raise UsageError(f"evaluate must be the folder of a deployment with tables, got '{deployment.evaluate}'")
+        identity["prepared"] = trained["prepared"]
     if task is None:
         with interruptible_sleep() as (_, sleep):
             prepared = identity.get("prepared") or gather_statistics(deployment, network, identity, log, sleep)
@@ -204,7 +210,6 @@ class NetworkRounds(Rounds):
     def saved(self) -> None:
         """Record the states that the clients must keep for the new checkpoint."""
         self._checkpoints.append(self._accepted)
-        self._put(self._accepted)
 
     def params(self) -> Tree:
         """Return the parameters of the server's state."""
@@ -226,8 +231,7 @@ class NetworkRounds(Rounds):
         """Wait for the nodes, and restore a checkpoint, before the first round."""
         if self._is_ready:
             return
-        if done:
-            self._checkpoints.extend([np.asarray(self.clients.tree[1]), self._accepted])
+        self._checkpoints.extend([np.asarray(self.clients.tree[1]), self._accepted])
         lines = [json.loads(line) for line in read_lines(self._folder, FILE)[:done]]
         self._file = HistoryFile(self._folder, lines, FILE)  # without what a killed process left of later rounds
         self._bound = replace(self._bound, **(lines[-1].get("learned", {}) if lines else {}))

@@ -54,7 +54,7 @@ def make_keys(nodes: int, hosts: Sequence[str] = ()) -> dict[str, bytes]:
 def fingerprint(public: bytes) -> str:
     """Return a public key's fingerprint, as `ssh-keygen -l` shows it; the key is in OpenSSH's format or in PEM.
 
-    A key that is not on an elliptic curve, which alone Flower takes, is a `ValueError`.
+    A key that is not on an elliptic curve, the only kind that Flower accepts, is a `ValueError`.
     """
     load = serialization.load_pem_public_key if public.startswith(b"-----") else serialization.load_ssh_public_key
     key = load(public)

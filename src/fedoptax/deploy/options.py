@@ -8,8 +8,6 @@ from functools import partial
 from fedoptax.engine.options import FROM_0, POSITIVE, RoundOptions, of_evaluation, of_network, option, with_attributes
 from fedoptax.errors import check_int, check_number
 
-UPLOAD_BOUND = 10.0
-
 
 @with_attributes
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +29,7 @@ class NetworkOptions(RoundOptions):
         default_text="0; 1 with --schema")  # fmt: skip
     eval_min_nodes: int = of_evaluation(1, "Minimum number of nodes that are asked to evaluate, and that must "
         "answer.", check_int)  # fmt: skip
-    upload_bound: float = of_network(UPLOAD_BOUND, "How many times larger than usual in the run the norm of an "
+    upload_bound: float = of_network(10.0, "How many times larger than usual in the run the norm of an "
         "upload may be; 0: no bound.", FROM_0)  # fmt: skip
     loss_bound: float = of_network(100.0, "How many times the untrained model's loss (or 1) the test loss may be; "
         "a round beyond it is not used. 0: no bound.", FROM_0)  # fmt: skip

@@ -120,16 +120,10 @@ class Workers:
 
 
 def gather(
-    network: Network,
-    cohort: Sequence[int],
-    check: Callable[[RawReply], Reply],
-    limits: Limits,
-    log: Log,
-    clock: Clock = time.monotonic,
-    sleep: Sleep = time.sleep,
-    workers: Workers | None = None,
+    network: Network, cohort: Sequence[int], check: Callable[[RawReply], Reply], limits: Limits, log: Log,
+    clock: Clock = time.monotonic, sleep: Sleep = time.sleep, workers: Workers | None = None,
     find_outliers: Callable[[Mapping[int, Reply]], Mapping[int, str]] = lambda replies: {},
-) -> RoundReport:
+) -> RoundReport:  # fmt: skip
     """Collect the valid replies of a cohort: of all nodes that answer in time, at least a quorum.
 
     `network` is ready to send the round's message, `check` raises `WireError` for an invalid reply,
@@ -139,9 +133,11 @@ def gather(
     the others stay at work. Whoever answers, is too slow or goes away is replaced by one drawn from those that neither
     work nor answered in this round.
 
-    Without a quorum within `limits.wait_limit`, or if there can be none any more, it raises `NoQuorum`.
+    Without a quorum within `limits.wait_limit` (or `round_timeout`, if that is longer), or if there can be none any
+    more, it raises `NoQuorum`.
     """
     is_asynchronous, time_limit = workers is not None, limits.wait_limit if workers else limits.round_timeout
+    wait_limit = max(time_limit, limits.wait_limit)
     workers = workers or Workers(len(cohort), len(cohort))
     at_work, needed = workers.at_work, limits.needed(workers.buffer)
     report, unanswered, begun, names = RoundReport(), set(cohort), clock(), network.names
@@ -190,7 +186,7 @@ def gather(
                 report.leave_out(partition, names, f"reply left out: {reason}", log)
         missing = needed - len(report.replies)
         is_hopeless = missing > len(unanswered)
-        if is_hopeless or (is_over and missing <= 0) or (missing > 0 and spent >= limits.wait_limit):
+        if is_hopeless or (is_over and missing <= 0) or (missing > 0 and spent >= wait_limit):
             break
         sleep(limits.poll)
     late = "no reply yet" if is_hopeless else "no reply in time"
@@ -198,7 +194,7 @@ def gather(
         if i in unanswered:
             leave_out_silent(i, late)
     if missing > 0:
-        when = "and too few other nodes can answer" if is_hopeless else f"within {limits.wait_limit:.0f} s"
+        when = "and too few other nodes can answer" if is_hopeless else f"within {wait_limit:.0f} s"
         text = f"no quorum: {len(report.replies)} valid replies of {workers.buffer}, {needed} are needed, {when}"
         raise NoQuorum(_with_reasons(text, report))
     report.seconds["waiting"] = clock() - begun - sum(report.seconds.values())

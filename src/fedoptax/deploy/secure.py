@@ -62,7 +62,7 @@ STAGES: dict[str, tuple[str, ...]] = {
 }
 """The requests for a sum in their order, and what comes with each."""
 FALSE_SUM = "secure aggregation: honest nodes cannot produce this sum, so a node sent false numbers"
-LIMBS, LIMB, FRACTION = 10, 24, 100  # of `encode_numbers`: how many limbs, bits of a limb, bits after the point
+LIMBS, LIMB, FRACTION = 12, 20, 100  # of `encode_numbers`: how many limbs, bits of a limb, bits after the point
 Numbers = dict[str, Any]
 Contribute = Callable[[float], tuple[np.ndarray, Numbers]]
 """`weight -> integers, numbers`: what a node adds to the sum, uint32 (size,), and what it tells besides."""
@@ -159,9 +159,9 @@ def encode_upload(
 
 
 def encode_numbers(numbers: np.ndarray) -> np.ndarray:
-    """Return float64 (n,) as integers, uint32 (n, LIMBS): x·2¹⁰⁰ modulo 2²⁴⁰ in limbs of 24 bits, the lowest first.
+    """Return float64 (n,) as integers, uint32 (n, LIMBS): x·2¹⁰⁰ modulo 2²⁴⁰ in limbs of 20 bits, the lowest first.
 
-    The limbs of up to 256 nodes can be added modulo 2³²; their sum is exact to 2⁻¹⁰⁰. A number that is not finite, or
+    The limbs of up to 4,096 nodes can be added modulo 2³²; their sum is exact to 2⁻¹⁰⁰. A number that is not finite, or
     2¹³⁰ or more, is a `RunError`.
     """
     if not (np.abs(numbers) < 2.0**130).all():

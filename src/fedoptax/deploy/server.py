@@ -29,7 +29,7 @@ class RawReply(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A client's valid reply, its upload decoded; its model was so many steps of the server old."""
+    """A client's valid reply, its upload decoded; `staleness` is the age of its model in rounds."""
 
     upload: Tree
     loss: float

@@ -21,7 +21,7 @@ from fedoptax.storage.history import read_lines
 FILE, NODES = "network.jsonl", "nodes.json"
 REPORT_EVERY = 5.0  # seconds between two reports of which nodes are connected
 RECENT = 10  # rounds whose mean is shown
-LEFT_OUT = "left out of {rounds} rounds: partition {partition} (node {node}), at last: {reason}"
+LEFT_OUT = "left out of {rounds} rounds: partition {partition} (node {node}), latest: {reason}"
 
 
 def list_left_out(rounds: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
