@@ -18,7 +18,7 @@ WRONG = [
     (["run", "--stop-after", "5:val_loss"], 2, "--validation-fraction"),
     (["run", "--task", "nothere.csv"], 2, "file:nothere.csv"),
     (["run", "--task", "fedoptax:load_task"], 2, "None"), (["tune", "--grid", "client_lr=1..0.1"], 2, "write 0.1..1"),
-    (["compare", "--from", "nowhere"], 1, "nowhere"),
+    (["compare", "--from", "nowhere"], 2, "nowhere"),
     (["run", "--preset", "none"], 2, "client_lr"), (["run", "--set", "client_lr"], 2, "--set"),
     (["run", "--cohort-size", "51"], 2, "--cohort-size must be <= 50"),
     (["run", "--local-epochs", "2", "--local-steps", "3"], 2, "--local-epochs"),
@@ -29,6 +29,10 @@ WRONG = [
     ([*TUNE, "--set", "client_lr=0.1"], 2, "client_lr"), ([*TUNE, "--select", "nonsense"], 2, "--select"),
     (["list", "models"], 2, "models"), (["report", "nowhere"], 2, "nowhere"),
     (["report", ".", "--target", "nan"], 2, "target"), (["resume", "nowhere"], 2, "nowhere"),
+    (["compare", "--tune", "--grid", "client_lr=0.1", "--budget", "4"], 2, "--budget"),
+    (["tune", "--grid", "client_lr=0.1", "--grid", "client_lr=1"], 2, "twice"),
+    (["tune", "--search", "grid"], 2, "grid"),
+    (["run", "--staleness-exponent", "1"], 2, "asynchronous"),
     (["frobnicate"], 2, "frobnicate"), (["rnu"], 2, "No such command 'rnu'. Did you mean 'run'?\n"),
 ]  # fmt: skip
 

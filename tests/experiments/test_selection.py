@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.experiments.selection import Selection
+from fedoptax.engine.options import RunOptions
+from fedoptax.experiments.selection import Selection, make_watch
 from fedoptax.storage.folder import read_summary
 from same_results import assert_same_results
 from small import small_task
@@ -79,6 +80,17 @@ def test_a_resumed_run_keeps_the_same_and_stops_at_the_same_round(tmp_path):
             assert_same_results(part, tmp_path / "whole")
             assert_same_results(part, tmp_path / "whole", "best.npz")
             assert read_summary(part)["best"] == read_summary(tmp_path / "whole")["best"]
+    fx.run(TASK, ALGORITHM, out=tmp_path / "odd", **options | {"rounds": best_by_hand()[0] + 1})
+    result = fx.run(TASK, ALGORITHM, resume_from=tmp_path / "odd", **options)
+    assert len(result.history) == end, "the evaluation after its last round does not count"
+
+
+def test_early_stopping_follows_the_metric_of_keep():
+    watch = make_watch(TASK, RunOptions(keep="best:test_nll", stop_after=2, rounds=9))
+    assert (
+        watch.stopping.metric == "test_nll"
+        and make_watch(TASK, RunOptions(stop_after="2:nll")).stopping.metric == "val_nll"
+    )
 
 
 def test_the_last_round_of_a_run_that_is_continued_stays_the_best(tmp_path, monkeypatch):

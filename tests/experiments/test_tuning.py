@@ -142,15 +142,16 @@ def test_aggregator_and_faults_are_part_of_a_search(tmp_path):
 
 
 def test_a_search_zooms_over_rates_and_weighting_and_goes_on_where_it_stopped(tmp_path):
-    options: dict[str, Any] = SMALL | {"fixed": {"server_lr": 1.0}, "trials": 9}
-    whole = fx.tune(SYNTHETIC, "fedavg", {"weighting": ["examples", "uniform"]}, tmp_path / "a", **options)
+    options: dict[str, Any] = SMALL | {"fixed": {"server_lr": 1.0}, "trials": 9, "select": "val_accuracy"}
+    task = fx.with_validation(SYNTHETIC, 0.3)
+    whole = fx.tune(task, "fedavg", {"weighting": ["examples", "uniform"]}, tmp_path / "a", **options)
     assert whole.search.search == "zoom" and len(whole.trials) == 9 and len(whole.explored["client_lr"]) > 2
     configs = [read_json(one.folder / "config.json") for one in whole.trials]
     assert [config["weighting"] for config in configs] == [one.values["weighting"] for one in whole.trials]
     assert all("weighting" not in config["algorithm"]["hyperparameters"] for config in configs)
     shutil.rmtree(tmp_path / "a" / "point-009")
     (tmp_path / "a" / "point-008" / "summary.json").unlink()
-    again = fx.tune(SYNTHETIC, "fedavg", {"weighting": ["examples", "uniform"]}, tmp_path / "a", **options)
+    again = fx.tune(task, "fedavg", {"weighting": ["examples", "uniform"]}, tmp_path / "a", **options)
     assert again == SearchResult.read(tmp_path / "a") == whole
 
 

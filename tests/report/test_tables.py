@@ -1,5 +1,6 @@
 """The numbers of a report against values computed by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import fedoptax as fx
 from fedoptax._files import write_json
+from fedoptax.experiments.selection import is_higher_better
 from fedoptax.report import final_table, group_runs, load_runs, to_markdown
 from fedoptax.report.clients import QUANTILES, find_client_bands, tabulate_clients
 from fedoptax.report.curves import make_curve
@@ -17,6 +20,7 @@ from fedoptax.report.paired import compare_seeds
 from fedoptax.report.report import find_verdicts, load_report
 from fedoptax.report.tables import short_table, to_latex
 from run_folders import ramp, write_run
+from small import small_task
 
 
 def test_final_values_by_hand(tmp_path):
@@ -138,6 +142,31 @@ def test_early_progress_has_tests_of_its_own(tmp_path):
     assert find_verdicts(table.reset_index())[0].text.count("significant") == 2
 
 
+def test_groups_of_other_rounds_and_seeds_are_compared_by_what_they_share(tmp_path):
+    for seed, values in enumerate([[0.5, 0.6], [0.7, 0.8], [0.6, 0.7], [0.1, 0.1]]):
+        write_run(
+            tmp_path / f"a-{seed}", values, seed=seed
+        )  # ahead of b in each seed, behind it in the mean over its own
+        if seed < 3:
+            write_run(tmp_path / f"b-{seed}", [value - 0.05 for value in values] * 10, seed=seed, name="fedavg")
+    table = final_table(load_runs(tmp_path)).set_index("algorithm")
+    assert table["early_window"].tolist() == [1, 1] and table["standing"].tolist() == ["best", ""]
+    assert table.loc["fedavg", "behind"] == pytest.approx(0.05) and table.loc[
+        "fedavg", "early_behind"
+    ] == pytest.approx(0.05)
+
+
+def test_a_metric_says_itself_whether_more_is_better(tmp_path):
+    metrics = {"accuracy": {"higher_is_better": False, "format": "number"}}
+    write_run(tmp_path / "a", ramp(0.9), higher_is_better=True, metrics=metrics)
+    assert not load_runs(tmp_path)[0].higher_is_better
+    fx.run(
+        replace(task := small_task(), primary_metric=None), fx.fedavg(0.1), rounds=1, cohort_size=2, out=tmp_path / "b"
+    )
+    run = load_runs(tmp_path / "b")[0]
+    assert run.metric == "test_nll" and run.higher_is_better == is_higher_better(task, "test_nll")
+
+
 def test_two_seeds_are_too_few_for_a_verdict_and_one_shows_no_spread(tmp_path):
     for seeds, says in (([0.0, 0.01], "0.80, too few seeds"), ([0.0], "0.80")):
         folder = tmp_path / str(len(seeds))
@@ -216,4 +245,6 @@ def test_each_client_is_shown_with_its_data_and_its_gain_over_training_alone(tmp
     ]  # fmt: skip
     assert table[names[2]].tolist() == ["9", "0.00", "–", "–", "–"]
     assert table.index[:2].tolist() == ["Training examples", "Share of yes"] and table.columns[0] == names[1]
+    lower = [band._replace(group=replace(band.group, higher_is_better=False)) for band in report.client_bands]
+    assert tabulate_clients(lower).T["north"].tolist()[3] == "-0.1000 [-0.100, -0.100]"
     assert "<td>1,000</td><td>0.100</td>" in (page := render(report, {}, tmp_path)) and names[1] not in page

@@ -50,7 +50,7 @@ def describe(options: DescribeForm) -> None:
     if options.out is not None and options.out.exists() and not options.overwrite:
         raise UsageError(f"out must be a new file, or use --overwrite: '{options.out}' exists")
     if options.file.suffix.lower() not in TABLES or not options.file.is_file():
-        raise UsageError(f"file must be a table, {', '.join(TABLES)}, got '{options.file}'")
+        raise UsageError(f"file must be a table that exists, {', '.join(TABLES)}, got '{options.file}'")
     names, label = list(read_frame(options.file, [], 0).columns), options.label_column
     client = options.client_column or ("client" if "client" in names else None)
     schema = infer_file(options.file, label, client, options.target or "guess")

@@ -21,6 +21,8 @@ def predict(options: PredictForm) -> None:
         return
     if options.input is None or options.prompt is not None:
         raise UsageError("predict needs either input or prompt")
+    if options.evaluate is not None and (options.out is not None or options.top != 1):
+        raise UsageError("evaluate prints metrics: it takes neither out nor top")
     if options.out is not None:
         check_choice("out", options.out.suffix, ENDINGS)
     from fedoptax.storage.model import load_model  # imports JAX

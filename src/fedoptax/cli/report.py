@@ -13,8 +13,8 @@ from fedoptax.errors import RunError
 from fedoptax.experiments.comparison import Compared
 from fedoptax.experiments.parsing import format_value
 from fedoptax.experiments.tuning import SearchResult, split_weighting
-from fedoptax.report import final_table, load_runs, write_report
-from fedoptax.report.report import find_verdicts
+from fedoptax.report import write_report
+from fedoptax.report.report import load_report
 from fedoptax.report.searches import edge_warnings, load_searches
 from fedoptax.report.tables import short_table
 from fedoptax.report.words import format_number, format_setting
@@ -43,9 +43,9 @@ def report_comparison(done: Compared, as_json: bool = False) -> None:
     else:
         for result in results:
             _print_best(result, f"{result.search.algorithm}.")
-        table = final_table(load_runs(out))
-        print_table(short_table(table))
-        print(*(textwrap.fill(verdict.text, 80) for verdict in find_verdicts(table)), sep="\n")
+        found = load_report(out)
+        print_table(short_table(found.table))
+        print(*(textwrap.fill(verdict.text, 80) for verdict in found.verdicts), sep="\n")
         print(f"all columns: {out / 'table.md'}\nreport: {page}")
     if done.diverged:
         raise RunError("; ".join(done.diverged))

@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
+from fedoptax._files import to_plain
 from fedoptax.cli.options import CompareForm, TuneForm
 from fedoptax.cli.printing import warn_if_loss_increased
 from fedoptax.cli.report import report_comparison, report_search
@@ -13,8 +13,8 @@ from fedoptax.cli.runs import errors_name
 from fedoptax.cli.setup import command_line, note_rates, set_up
 from fedoptax.errors import UsageError
 from fedoptax.experiments import comparison, tuning
-from fedoptax.experiments.build import build
-from fedoptax.experiments.grids import choose_grids
+from fedoptax.experiments.build import build, by_algorithm
+from fedoptax.experiments.grids import Zoom, choose_grids
 from fedoptax.experiments.presets import Settings, find_grid
 from fedoptax.experiments.workers import open_executor
 from fedoptax.names import split_algorithms
@@ -25,7 +25,8 @@ def _grid(options: CompareForm | TuneForm, names: Sequence[str]) -> dict[str, st
     """Return the values to search: those of --grid, which replace entries of the paper's grid if requested."""
     typed = dict(options.grid)
     paper = typed.pop("paper", None)
-    return typed if paper is None else find_grid(options.task, options.preset, paper, names) | typed
+    grid = {} if paper is None else find_grid(options.task, options.preset, paper, names)
+    return {name: text for name, text in grid.items() if name.rpartition(".")[2] not in typed} | typed
 
 
 def compare(options: CompareForm) -> None:
@@ -38,8 +39,10 @@ def compare(options: CompareForm) -> None:
     if options.tune:
         chosen = choose_grids(_grid(options, names), options.set_, names, budget)
         grids = {name: grid for name, grid in chosen.items() if grid}  # the others have nothing to search
+        if options.budget is not None and not any(isinstance(grid, Zoom) for grid in grids.values()):
+            raise UsageError("budget applies to searches without --grid")
     task, settings, run = set_up(options, names, "compare")
-    tuned = _best_of_searches(options.from_, names, task, settings)
+    tuned = _best_of_searches(options, names, task, settings)
     grids = {name: grid for name, grid in grids.items() if name not in tuned}
     rates = settings.rates | dict.fromkeys([*tuned, *grids], "tuned")
     if len(set(rates.values())) > 1:
@@ -75,15 +78,21 @@ def tune(options: TuneForm) -> None:
     report_search(tuning.SearchResult.read(run["out"]), options.json)
 
 
-def _best_of_searches(folders: list[Path], names: list[str], task: Task, settings: Settings) -> list[str]:
-    """Put the best points of searches into the settings, and return the algorithms that they are of."""
-    tuned = []
-    for folder in folders:
+def _best_of_searches(options: CompareForm, names: list[str], task: Task, settings: Settings) -> list[str]:
+    """Put the best points of searches into the settings, unless typed, and return the algorithms that they are of."""
+    tuned, typed = [], by_algorithm("set", options.set_, names)
+    for folder in options.from_:
+        if not (folder / tuning.FILE).is_file():
+            raise UsageError(f"from must be the folder of a search, got '{folder}'")
         result = tuning.SearchResult.read(folder)
-        name, of = result.search.algorithm, result.search.task
-        if name not in names or of["name"] != task.name:
-            raise UsageError(f"from: '{folder}' is a search for {name} on task '{of['name']}', which is not compared")
-        settings.hyperparameters[name] = result.hyperparameters
+        name, of, spec = result.search.algorithm, result.search.task, to_plain({"name": task.name, **task.spec})
+        others = [key for key in {**of, **spec} if of.get(key) != spec.get(key)]
+        if name not in names or set(others) - {"validation_fraction", "metrics"}:
+            what = f"{others[0]} {of.get(others[0])}" if name in names else f"algorithm {name}"
+            raise UsageError(f"from: '{folder}' is a search with {what}, which is not compared")
+        if sum(trial.status != "running" for trial in result.trials) < result.search.size:
+            raise UsageError(f"from: '{folder}' is not finished: fedoptax resume {folder}")
+        settings.hyperparameters[name] = result.hyperparameters | typed[name]
         tuned.append(name)
     return tuned
 

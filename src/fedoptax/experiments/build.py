@@ -79,7 +79,7 @@ def by_algorithm(
     """Return hyper-parameters by algorithm: of all that have NAME, or of one for ALGORITHM.NAME; all have `others`."""
     parameters = {name: [*parameters_of(name), *others] for name in algorithms}
     chosen: dict[str, dict[str, Any]] = {algorithm: {} for algorithm in parameters}
-    for key, value in values.items():
+    for key, value in sorted(values.items(), key=lambda item: "." in item[0]):  # those of one algorithm come last
         algorithm, dot, name = key.rpartition(".")
         if dot:
             check_choice(f"{argument}: algorithm", algorithm, list(parameters))

@@ -90,23 +90,12 @@ class Compared(NamedTuple):
 
 
 def compare(
-    task: Task,
-    algorithms: Algorithms,
-    out: str | Path,
-    *,
-    seeds: int | Sequence[int] = 3,
+    task: Task, algorithms: Algorithms, out: str | Path, *, seeds: int | Sequence[int] = 3,
     hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
-    grids: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
-    budget: int | None = None,
-    rates: Mapping[str, str] | None = None,
-    select: str = "train_loss",
-    last: int | None = None,
-    overwrite: bool = False,
-    progress: bool | None = None,
-    command: str = "",
-    executor: Any = None,
-    **options: Any,
-) -> Compared:
+    grids: Mapping[str, Mapping[str, Sequence[Any]]] | None = None, budget: int | None = None,
+    rates: Mapping[str, str] | None = None, select: str = "train_loss", last: int | None = None,
+    overwrite: bool = False, progress: bool | None = None, command: str = "", executor: Any = None, **options: Any,
+) -> Compared:  # fmt: skip
     """Run several algorithms on one task over seeds; runs that are done in `out` are not run again.
 
     All algorithms of one seed start from the same parameters and see the same cohorts. One that diverges is saved up to

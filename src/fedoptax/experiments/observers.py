@@ -57,9 +57,9 @@ class FolderWriter(Observer):
         self, folder: Path, record: Record, config: Mapping[str, Any], rounds: Rounds, history: History, watch: Watch
     ) -> None:
         self._folder, self._record, self._rounds, self._history, self._watch = folder, record, rounds, history, watch
+        write_json(folder / "config.json", config)  # first: it makes the folder one that can be resumed
         self._trackers, tracked = as_trackers(record.trackers), Tracked(folder, config, len(history))
         notify(self._trackers, lambda tracker: tracker.start(tracked))
-        write_json(folder / "config.json", config)
         self._summarize(Status.RUNNING)
         self._file = HistoryFile(folder, history.rows)
         is_measured, names = config.get("client_metrics"), config.get("client_names")

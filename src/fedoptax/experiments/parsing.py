@@ -25,10 +25,7 @@ def format_value(value: Any) -> str:
 def parse_pairs(
     argument: str, texts: Iterable[str], names: Collection[str] | None = None, parse: Callable[[str], Any] = parse_value
 ) -> dict[str, Any]:
-    """Return the `NAME=VALUE` texts of an argument as a dictionary.
-
-    With `names` each must be one of them and there once; else the last of several counts.
-    """
+    """Return the `NAME=VALUE` texts of an argument as a dictionary; with `names` each must be one of them."""
     pairs: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.strip().partition("=")
@@ -38,8 +35,8 @@ def parse_pairs(
         name = name.replace("-", "_")
         if names is not None:
             check_choice(f"{argument} argument", name, names)
-            if name in pairs:
-                raise UsageError(f"{argument}: {name} is given twice")
+        if name in pairs:
+            raise UsageError(f"{argument}: {name} is given twice")
         pairs[name] = parse(value)
     return pairs
 

@@ -73,7 +73,8 @@ class Watch:
         """Observe finished rounds, in order."""
         for selection in filter(None, (self.choosing, self.stopping)):
             for row in rows:
-                if self.is_evaluated(row["round"]) or row.get(selection.metric) is not None:
+                is_extra = selection is self.choosing and row.get(selection.metric) is not None  # a former last round
+                if self.is_evaluated(row["round"]) or is_extra:
                     selection.add(row)
 
     def keep(self, done: int, params: Callable[[], Tree]) -> None:
@@ -109,7 +110,7 @@ def make_watch(task: Task, options: RunOptions) -> Watch:
         watch.choosing = _select(task, "keep", parse_keep(options.keep or "best"))
     if options.stop_after is not None:
         watch.patience, metric = parse_stop_after(options.stop_after)
-        watch.stopping = _select(task, "stop_after", metric)
+        watch.stopping = _select(task, "stop_after", metric or parse_keep(options.keep or "best"))
     return watch
 
 

@@ -31,7 +31,7 @@ from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
 
 FILE = "tune.json"
-SINGLE = {"label", "description", "hyperparameters", "rates", "out", "overwrite", "resume_from", "seed", "progress"}
+SINGLE = {"label", "hyperparameters", "rates", "out", "overwrite", "resume_from", "seed", "progress"}
 """Options of a single run."""
 BUDGET = 16  # the default number of points of a search
 
@@ -65,6 +65,8 @@ class Search:
     def of_grid(cls, algorithm: str, grid: Mapping[str, Any], fixed: Mapping[str, Any], **more: Any) -> Self:
         """Return the search that a grid asks for, every point or zooming; what it names is not `fixed`."""
         fixed = {name: value for name, value in fixed.items() if name not in grid}
+        if WEIGHTING in grid and more["rule"].metric == "train_loss":
+            raise UsageError("weighting needs select, a metric of validation examples: it changes the training loss")
         if isinstance(grid, Zoom):
             more = {"search": "zoom", "trials": grid.budget, **more}
         return cls(algorithm, grid, fixed, **more)
@@ -162,23 +164,11 @@ class SearchResult:
 
 
 def tune(
-    task: Task,
-    algorithm: str,
-    grid: Mapping[str, Sequence[Any]] | None,
-    out: str | Path,
-    *,
-    fixed: Mapping[str, Any] | None = None,
-    select: str = "train_loss",
-    last: int | None = None,
-    seed: int = 0,
-    search: str | None = None,
-    trials: int = BUDGET,
-    overwrite: bool = False,
-    progress: bool | None = None,
-    command: str = "",
-    executor: Any = None,
-    **options: Any,
-) -> SearchResult:
+    task: Task, algorithm: str, grid: Mapping[str, Sequence[Any]] | None, out: str | Path, *,
+    fixed: Mapping[str, Any] | None = None, select: str = "train_loss", last: int | None = None, seed: int = 0,
+    search: str | None = None, trials: int = BUDGET, overwrite: bool = False, progress: bool | None = None,
+    command: str = "", executor: Any = None, **options: Any,
+) -> SearchResult:  # fmt: skip
     """Search for the hyper-parameters of an algorithm; points that are done in `out` are not run again.
 
     Args:
@@ -216,6 +206,8 @@ def tune(
     fixed, trials = dict(fixed or {}), check_int("trials", trials)
     if grid is not None:
         check_grid(grid)
+    if search == "grid" and (grid is None or isinstance(grid, Zoom)):
+        raise UsageError("search grid needs grid, the values of all points")
     if search != "grid" and not isinstance(grid, Zoom) and isinstance(algorithm, str):
         grid = complete_grid(find_constructor(algorithm), grid or {}, fixed, trials)
     if search == "optuna" and isinstance(grid, Zoom):

@@ -80,7 +80,8 @@ def tabulate_clients(bands: Sequence[ClientBands]) -> pd.DataFrame:
 def _write_mean(band: ClientBands, client: Any, other: ClientBands | None = None) -> str:
     """Write a client's mean over seeds, or its mean difference from the other group's, with the interval."""
     one, zero = (dict(of.ends.loc[client]) if client in of.ends.index else {} for of in (band, other or band))
-    of_pairs = compare_seeds(one, dict.fromkeys(one, 0.0) if other is None else zero)
+    sign = 1 if other is None or band.group.higher_is_better else -1
+    of_pairs = compare_seeds(*(one, dict.fromkeys(one, 0.0) if other is None else zero)[::sign])
     if np.isnan(of_pairs.difference):
         return words.DASH
     text = words.format_number(of_pairs.difference) if other is None else f"{of_pairs.difference:+.4f}"

@@ -40,12 +40,14 @@ class Run(NamedTuple):
     @property
     def higher_is_better(self) -> bool:
         """Whether a higher `metric` is better."""
-        return bool(self.config.get("primary_metric") and self.config.get("higher_is_better"))
+        return self.is_higher_better(self.metric)
 
     def is_higher_better(self, column: str) -> bool:
         """Whether more is better in a column of `rows`."""
-        stated = {name: bool(one["higher_is_better"]) for name, one in self.config.get("metrics", {}).items()}
-        return self.higher_is_better if column == self.metric else higher_is_better(column, stated)
+        primary, higher = Column.parse(self.config.get("primary_metric") or ""), self.config.get("higher_is_better")
+        stated = {primary.metric: bool(higher)} if primary and higher is not None else {}
+        stated |= {name: bool(one["higher_is_better"]) for name, one in self.config.get("metrics", {}).items()}
+        return higher_is_better(column, stated)
 
     @property
     def is_share(self) -> bool:
@@ -133,5 +135,5 @@ def load_run(folder: Path, comparison: Mapping[str, Any] = MappingProxyType({}))
     for rule in (search["rule"] for search in (comparison.get("tunings") or {}).values()):
         metric = (Column.parse(rule["metric"]) or Column("", "loss")).metric
         if metric != "loss" and (name := str(Column("test", metric))) in frame:
-            config |= {"primary_metric": name, "higher_is_better": rule["higher_is_better"]}
+            config |= {"primary_metric": name, "higher_is_better": None}
     return Run(folder, config, frame, summary, comparison.get("command") or config.get("command") or None)

@@ -76,7 +76,9 @@ def compare_groups(rows: Sequence[dict[str, Any]]) -> None:
         if len(ended) < 2:
             continue
         sign = sign or (1 if rows[0]["higher_is_better"] else -1)
-        leader = max(ended, key=lambda row: sign * float(np.mean(list(row[values].values()))))
+        common = set.intersection(*(set(row[values]) for row in ended))
+        means = [float(np.mean([row[values][seed] for seed in common or row[values]])) for row in ended]
+        leader = ended[int(np.argmax(sign * np.array(means)))]
         for row in ended:
             paired = compare_seeds(*(leader[values], row[values])[::sign])
             names = ("pairs", "behind", "low", "high", "p", "p_within_point")

@@ -17,7 +17,6 @@ class Partition(NamedTuple):
     """A task's data over its clients."""
 
     title: str
-    seed: int  # of the run it was taken from
     sizes: np.ndarray  # (N,) examples of every client
     counts: np.ndarray | None  # (min(N, 100), C) examples of the first clients by class
     heterogeneity: float | None  # mean total-variation distance of the clients' labels from all labels
@@ -53,7 +52,7 @@ def make_partition(config: Mapping[str, Any]) -> Partition | None:
     sizes = np.asarray(record["sizes"], np.int64)
     labels = record.get("label_counts")
     counts = np.asarray(labels[:SHOWN], np.int64) if labels else None
-    return Partition(task_title(config), config["seed"], sizes, counts, record.get("heterogeneity"))
+    return Partition(task_title(config), sizes, counts, record.get("heterogeneity"))
 
 
 def task_title(config: Mapping[str, Any]) -> str:

@@ -67,18 +67,12 @@ def load_report(path: str | Path, target: float | None = None, early: int | None
     metrics = find_metrics(groups)
     if is_of_search:  # all of the page is by the metric that ranks the points
         metrics.sort(key=lambda metric: metric.name != searches[0].search.rule.metric)
+    verdicts, partitions = [] if is_of_search else find_verdicts(table), find_partitions(groups)
+    maps = [(result, make_heat_map(result)) for result in searches]
     return Report(
-        runs=runs,
-        groups=groups,
-        metrics=metrics,
-        table=table,
-        verdicts=[] if is_of_search else find_verdicts(table),
-        partitions=find_partitions(groups),
-        client_bands=find_client_bands(groups),
-        searches=[(result, make_heat_map(result)) for result in searches],
-        profiles=make_profiles(searches),
-        is_of_search=is_of_search,
-    )
+        runs, groups, metrics, table, verdicts, partitions, find_client_bands(groups), maps, make_profiles(searches),
+        is_of_search,
+    )  # fmt: skip
 
 
 def find_verdicts(table: pd.DataFrame) -> list[Verdict]:

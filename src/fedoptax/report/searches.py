@@ -43,7 +43,7 @@ def describe_search(result: SearchResult) -> str:
     text = f"{len(result.trials)} of {search.size} points" + (f", of which {lost} diverged" if lost else "")
     text += f", ranked by the {metric_words(search.rule.metric)} {_last_rounds(search.rule.last)}"
     ranges = [_describe_values(name, values) for name, values in result.explored.items() if len(values) > 1]
-    how = {"zoom": f"; half of them coarse, then finer around the best: {', '.join(ranges)}"}
+    how = {"zoom": f"; coarse first, then finer around the best: {', '.join(ranges)}"}
     text += how.get(search.search, f": {', '.join(ranges)}") if ranges else ""
     if best is None:
         return f"{text}. None completed."

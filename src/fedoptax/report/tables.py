@@ -34,10 +34,12 @@ def final_table(runs: Sequence[Run], target: float | None = None, early: int | N
       runs: from `load_runs`.
       target: the metric's value to be reached; None takes 95 % of the best group's final value (105 % where lower is
         better) for each task.
-      early: the number of first rounds for the column `early`; None: a fifth of all.
+      early: the number of first rounds for the column `early`; None: a fifth of all, of the group with the fewest.
     """
     groups = group_runs(runs)
-    rows = [_final_row(group, early) for group in groups]
+    rounds = [int(group.config["rounds"]) for group in groups]
+    fewest = {group.problem: min(n for of, n in zip(groups, rounds) if of.problem == group.problem) for group in groups}
+    rows = [_final_row(group, early or max(1, fewest[group.problem] // 5)) for group in groups]
     for row, group in zip(rows, groups, strict=True):
         sign = 1 if row["higher_is_better"] else -1
         rivals = [other for other in rows if other["problem"] == row["problem"] and math.isfinite(other["final"])]
@@ -57,8 +59,7 @@ def history_table(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.concat(filled, names=["algorithm", "seed"]).reset_index([0, 1])
 
 
-def _final_row(group: Group, early: int | None) -> Row:
-    first = early or max(1, int(group.config["rounds"]) // 5)
+def _final_row(group: Group, first: int) -> Row:
     window = max(1, min(100, int(group.config["rounds"]) // 10))
     measured = {int(run.config["seed"]): values for run in group.counted_runs if len(values := _measured(run))}
     late = [values[values.index > values.index[-1] - window] for values in measured.values()]
