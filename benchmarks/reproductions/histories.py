@@ -132,8 +132,10 @@ class Step:
 
     @property
     def any_run(self) -> Run:
-        """A run, for what all have in common."""
-        return next(run for runs in (self.points, *self.runs.values()) for run in runs.values())
+        """A run, for what all have in common: the first of those with the most rounds, as some may have diverged."""
+        return max(
+            (run for runs in (self.points, *self.runs.values()) for run in runs.values()), key=lambda run: len(run.rows)
+        )
 
     @property
     def size(self) -> int:
