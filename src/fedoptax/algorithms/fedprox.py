@@ -31,9 +31,8 @@ def with_prox(
     check_number("mu", mu, 0)
 
     def proximal(grad_fn: GradFn, message: Tree) -> GradFn:
-        params = getattr(message, "params", None)
-        if any(leaf is None for leaf in jax.tree.leaves(params, is_leaf=lambda leaf: leaf is None)):
-            raise UsageError("algorithm must send all parameters in a field 'params' (with_personal goes outside)")
+        if not hasattr(message, "params"):
+            raise UsageError(f"algorithm must send a message with a field 'params', got {type(message).__name__}")
 
         def gradient(y: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
             loss, grads = grad_fn(y, batch)
