@@ -5,7 +5,7 @@
 
 SuperLink, SuperNodes, ServerApp and nginx are real processes on the loopback interface, anew for each name of `--only`;
 the hostile node runs hostile_client.py. `--work` has a small file with the rows of each name, which is not made again,
-and beside it the folder with all logs. The page has the rows of all that are there.
+and beside it the folder with all logs. The page is written once all are there.
 """
 
 import argparse
@@ -342,7 +342,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(*row, sep=" | ", flush=True)
     done = [name for name in GROUPS if (work / f"{name}.json").is_file()]
     rows = [Row(*row) for name in done for row in read_json(work / f"{name}.json")["rows"]]
-    write_page(rows, RESULTS / "network-attacks.md")
+    if len(done) == len(GROUPS):
+        write_page(rows, RESULTS / "network-attacks.md")
 
 
 if __name__ == "__main__":
