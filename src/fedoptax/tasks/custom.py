@@ -32,10 +32,8 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     path = Path(os.path.expanduser(name.removeprefix(PREFIX)))
     schema = None if options.schema is None else Schema.read(options.schema)
     drop = None if options.drop is None else [name.strip() for name in options.drop.split(",")]
-    others = {
-        name: getattr(options, name)
-        for name in ("image_size", "test_fraction", "target", "separator", "decimal", "seed")
-    }
+    names = "image_size", "test_fraction", "target", "separator", "decimal", "seed"
+    others = {name: getattr(options, name) for name in names}
     columns: dict[str, Any] = {"drop": drop, "client": options.client_column, "label": options.label_column}
     source = load_file(path, schema=schema, **columns, **others)
     contents = fingerprint(source)
