@@ -50,9 +50,9 @@ def choose_grids(
 
 
 def complete_grid(constructor: Constructor, values: Mapping[str, Any], fixed: Collection[str], budget: int) -> Grid:
-    """Return a grid with numbers as it is; else its words, with `budget` points of the rates that are not `fixed`."""
+    """Return a grid of numbers or rates as it is; else its words, with `budget` points of rates that are not fixed."""
     grid = {name: tuple(these) for name, these in values.items()}
-    if any(map(is_number, itertools.chain(*grid.values()))):
+    if grid.keys() & RANGES.keys() or any(map(is_number, itertools.chain(*grid.values()))):
         return grid
     rates = coarse_rates(constructor, fixed, budget // math.prod(map(len, grid.values())))
     return Zoom({**grid, **rates}, budget) if rates else grid
