@@ -37,20 +37,22 @@ def bar(
 
             yield update
     else:
-        yield _lines(description, total, done, each)
+        yield _lines(description, total, each)
 
 
-def _lines(description: str, total: int, done: int, each: int) -> Update:
-    begun = last = time.monotonic()
+def _lines(description: str, total: int, each: int) -> Update:
+    last, before = time.monotonic(), -1  # when the time left was estimated, and the rounds done by then
 
     def update(now: int, note: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= SECONDS or (each and now % each == 0):
-            last = time.monotonic()
-            seconds = (last - begun) / max(now - done, 1) * (total - now)
-            left = f", {seconds:.0f} s left" if 20 * (now - done) >= total - done else ""  # before that it compiles
+        nonlocal last, before
+        seconds, left = time.monotonic() - last, ""
+        if seconds >= SECONDS and before >= 0:
+            left = f", {seconds / max(now - before, 1) * (total - now):.0f} s left"
+        if seconds >= SECONDS or (each and now % each == 0):
             rounds = "" if each else f"round {now} of {total}, "
             print(f"{description}: {rounds}{note}{left}", file=sys.stderr, flush=True)
+        if seconds >= SECONDS or before < 0:  # at first: by then it has compiled, or found runs that were done
+            last, before = time.monotonic(), now
 
     return update
 

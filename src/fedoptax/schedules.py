@@ -1,7 +1,8 @@
 """Learning rates: a number or a schedule, and the schedules that text can name, such as `"cosine(0.1, 1000)"`.
 
-A schedule is a function of the round (of the iteration, for FAFED and STEM), evaluated at the server; the clients
-receive its value. From Python any `optax.Schedule` will do; a command line, a preset or a config names one of these.
+A schedule is a function of the round, evaluated at the server; the clients receive its value (for FAFED and STEM of the
+iteration, and clients evaluate it). From Python any `optax.Schedule` will do; a command line, a preset or a config
+names one of these.
 """
 
 import ast
@@ -45,9 +46,8 @@ def value_at(rate: LearningRate, t: Any) -> Any:
     """The value of a number or schedule at round (or iteration) t, where t is known."""
     if not callable(rate):
         return rate
-    value = rate(t)
-    check_output("the schedule of a learning rate", value, kind="real")
-    return value
+    value = check_output("the schedule of a learning rate", rate(t), kind="real")
+    return jnp.maximum(value, 2.0**-126)  # SCAFFOLD, FedCM and FedAdamW divide by it, and a cosine ends at 0
 
 
 def value_to_send(lr: LearningRate, round: Any) -> Any:

@@ -146,7 +146,7 @@ TEXTS: list[tuple[str, dict[str, str], list[float] | str]] = [  # file, options 
     ("label\tf\na\t1\nb\t2\n", {"separator": r"\t"}, [1, 2]), ("label;f\na;1\n", {"separator": ","}, "lacks 'label'"),
     ("label,f\na,1\n", {"separator": ";;"}, "separator"),
     ("label,f\na,1\n", {"separator": ",", "decimal": ","}, "separator"),
-    ("label,f\na,1\n", {"decimal": ";"}, "decimal"),
+    ("label,f\na,1\n", {"decimal": ";"}, "decimal"), ("label;f\na;1,5\nb;1.234\n", {"decimal": ","}, "thousands"),
 ]  # fmt: skip
 
 

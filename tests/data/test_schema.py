@@ -59,7 +59,7 @@ def test_no_text_becomes_a_number_and_no_name_gets_lost(tmp_path_factory, column
             for text, value in zip(frame[name], x):
                 assert np.isnan(value) or (np.float32(text) == value and not text.strip().startswith("00"))
     source = load_file(path, schema=schema, test_fraction=0.0)
-    assert set(map(str, source.train_groups)) == {str(name) for name in clients}
+    assert set(map(str, source.train_groups)) == {name.strip() for name in clients}
 
 
 @settings(max_examples=15, deadline=None)
@@ -202,17 +202,22 @@ def test_a_schema_travels_and_new_rows_are_answered_as_in_training(table, tmp_pa
     assert clients[result.history[-1]["worst_client"]] == clients.min()
     new = patients(40, seed=1)
     new.loc[0, ["ward", "dose"]] = ["z", None]
+    new["zip"] = "007"
     new.to_csv(tmp_path / "new.csv", index=False)
     model = fx.load_model(tmp_path / "run")
     table_of = model.predict_file(tmp_path / "new.csv")
     assert table_of.attrs["notes"] == ["column 'ward': unknown categories in 1 of 40 rows"]
     assert list(table_of.columns[:4]) == ["id", "hospital", "outcome", "cost"] and len(table_of) == 40
+    assert set(table_of["zip"]) == {"007"}
     np.testing.assert_allclose(table_of["probability_0_no"] + table_of["probability_1_yes"], 1, atol=1e-6)
     often = model.predict_file(tmp_path / "new.csv", threshold=0.1).prediction == "1_yes"
     assert np.array_equal(often, table_of["probability_1_yes"] >= 0.1)
     np.testing.assert_allclose(result.predict(new) == "1_yes", table_of.prediction == "1_yes")
     new.drop(columns="dose").to_csv(tmp_path / "less.csv", index=False)
     refused(lambda: model.predict_file(tmp_path / "less.csv"), "less.csv", "'dose'")
+    refused(lambda: model.evaluate_file(tmp_path / "new.csv", "prediction"), "'prediction'")
+    new.assign(prediction="1_yes").to_csv(tmp_path / "more.csv", index=False)
+    refused(lambda: model.predict_file(tmp_path / "more.csv"), "rename column 'prediction'")
     values = model.evaluate_file(tmp_path / "new.csv", "outcome")
     from sklearn import metrics
 

@@ -91,7 +91,7 @@ def test_clients_are_evaluated_with_their_own_parameters():
 def test_patterns_and_refusals():
     params = jax.eval_shape(resnet9((32, 32, 3), 10).init, jax.random.key(0))
     for all_or_none in ("nothing", lambda name: True):
-        refused(lambda: fx.with_personal(fx.fedavg(0.1), all_or_none).init(params), "keep must match some")  # noqa: B023
+        refused(lambda: fx.with_personal(fx.fedavg(0.1), all_or_none).init(params), "some but not all")  # noqa: B023
     coded = fx.with_compression(fx.fedavg(0.1), fx.codecs.sign())
     refused(lambda: fx.with_personal(coded, keep="x"), "private or compressed")
     for keep in ("norm*", ["norm*"], lambda name: "norm" in name):

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 
 from fedoptax import names, tree
 from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
-from fedoptax.schedules import Number, check_lr
+from fedoptax.errors import check_positive
+from fedoptax.schedules import Number
 
 
 def local(client_lr: Number) -> FedAlgorithm[Tree, tuple[()], Tree, tuple[()]]:
@@ -16,7 +17,7 @@ def local(client_lr: Number) -> FedAlgorithm[Tree, tuple[()], Tree, tuple[()]]:
     Args:
       client_lr: η_l > 0, a number.
     """
-    check_lr(client_lr=client_lr)
+    check_positive(client_lr=client_lr)
 
     def client_update(grad_fn: GradFn, message: Tree, params: Tree, batches: Minibatches) -> ClientResult[Tree, Tree]:
         def step(y: Tree, batch: Tree) -> tuple[Tree, jax.Array]:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from fedoptax import tree
 from fedoptax.algorithm import Cohort, GradFn, Minibatches, Tree, steps_or_one
 from fedoptax.algorithms.fedopt import FedOpt, FedOptMessage, FedOptResult, FedOptState, FedOptUpload, fedavg
-from fedoptax.schedules import LearningRate, Number, check_lr, value_at
+from fedoptax.errors import check_number
+from fedoptax.schedules import LearningRate, Number, value_at
 
 
 def fedcm(client_lr: LearningRate, alpha: Number = 0.1, server_lr: LearningRate = 1.0) -> FedOpt[FedOptUpload]:
@@ -25,7 +26,7 @@ def fedcm(client_lr: LearningRate, alpha: Number = 0.1, server_lr: LearningRate 
       alpha: α in (0, 1]; 1 is FedAvg.
     """
     fedopt = fedavg(client_lr, server_lr)
-    check_lr(alpha=alpha, most=1)
+    check_number("alpha", alpha, 0, 1, open_low=True, open_high=False)
 
     def init(params: Tree) -> FedOptState:
         return FedOptState(params, (), jnp.zeros((), jnp.int32), tree.zeros_like(params))

@@ -29,6 +29,8 @@ def with_prox(
       UsageError: μ is not a number ≥ 0, or (when a client runs) the message has no field `params`.
     """
     check_number("mu", mu, 0)
+    if getattr(algorithm, "client_params", None) is not None:
+        raise UsageError("algorithm must have no personal parameters yet: wrap with_prox's result in with_personal")
 
     def proximal(grad_fn: GradFn, message: Tree) -> GradFn:
         if not hasattr(message, "params"):

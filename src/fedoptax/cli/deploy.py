@@ -91,6 +91,8 @@ def local(options: LocalForm) -> None:
     if len(options.data_file) != files:
         what = f"{files} files, one for each node" if files else "no file without --schema"
         raise UsageError(f"data_file must name {what}, got {len(options.data_file)}")
+    if missing := [file for file in options.data_file if not file.is_file()]:
+        raise UsageError(f"data_file must be a file that exists, got '{missing[0]}'")
     ports, limits = (options.port, options.node_port), (options.time_limit, options.start_timeout)
     federation = LocalFederation(work, nodes, *ports, *limits, options.data_dir, options.data_file)
     rounds = options.run.get("rounds", deployment.rounds)
@@ -172,6 +174,8 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
     """Make the deployment of the command line, checked as server and clients will check it."""
     name, task = options.algorithm, None
     is_table = options.schema is not None and not options.task.startswith("file:")
+    if is_table and options.task != DeploymentOptions().task:
+        raise UsageError(f"task cannot be used with the schema of tables at nodes, got {options.task}")
     options = replace(options, task=TABLE) if is_table else options
     settings, task_arguments, run = choose(options, [name])
     if is_table:

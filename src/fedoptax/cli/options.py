@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, dataclass_transform, get_args, get_
 
 from fedoptax.deploy.options import NetworkOptions
 from fedoptax.engine.options import Option, RunOptions, options_of
+from fedoptax.errors import check_int
 from fedoptax.experiments.parsing import check_task, parse_pairs, parse_value
 from fedoptax.names import check_algorithm, split_algorithms
 
@@ -112,7 +113,7 @@ class TaskForm(Form):
     schema: str | None = of_data("Schema of a table, written by `fedoptax data describe`.", metavar="FILE")
     validation_fraction: float | None = of_data("Fraction of each client's training examples to hold out.")
     task_set: dict[str, Any] = of_data("Other options of the task, see `fedoptax list tasks`.", {}, metavar=PAIRS)
-    partition_seed: int = of_data("Seed of the partition.", 0)
+    partition_seed: int = of_data("Seed of the partition.", 0, check=partial(check_int, low=0, high=2**63 - 1))
     data_dir: Path | None = of_data(DATA_DIR)
     model: str | None = option("Model, see `fedoptax list tasks --json`. [default: the task's]", group="Model")
 
@@ -187,7 +188,7 @@ class CompareForm(SearchOptions, ExperimentOptions):
         check=lambda name, value: split_algorithms(value))  # fmt: skip
     seeds: int = option("Number of seeds (0, 1, ...) for each algorithm.", 3, group="Rounds")
     tune: bool = of_search("First search every algorithm's learning rates, with equal budgets.", False)
-    budget: int | None = of_search("Points per algorithm, with --tune. [default: 16]")
+    budget: int | None = of_search("Points per algorithm, with --tune. [default: 16]", check=check_int)
     from_: list[Path] = of_search("Use the best point of the search in this folder of `fedoptax tune`; may be "
         "repeated.", [], metavar="FOLDER", flags=("--from",))  # fmt: skip
 
@@ -203,7 +204,7 @@ class TuneForm(SearchOptions, ExperimentOptions, AlgorithmOptions):
     search: Literal["grid", "zoom", "optuna"] | None = of_search("All points of a grid, a coarse grid and "
         "then finer grids around the best point (zoom), or Optuna (extra `optuna`). [default: grid with --grid, else "
         "zoom]")  # fmt: skip
-    trials: int | None = of_search("Points of a zoom or Optuna search. [default: 16]")
+    trials: int | None = of_search("Points of a zoom or Optuna search. [default: 16]", check=check_int)
 
 
 class ResumeForm(ProcessOptions):

@@ -13,6 +13,8 @@ MODEL_ENDINGS = (".npz", ".safetensors", ".stablehlo")
 def predict(options: PredictForm) -> None:
     """Predict the examples of a file, and write or print the predictions; or answer a prompt."""
     if options.prompt is not None and options.input is None:
+        if options.out or options.evaluate or options.top != 1 or options.threshold is not None:
+            raise UsageError("prompt cannot be used with out, evaluate, top or threshold")
         from fedoptax.storage.adapter import load_adapted  # imports JAX
 
         for piece in load_adapted(options.folder, options.params).answer(options.prompt, options.tokens):

@@ -80,7 +80,8 @@ def load_file(
     options: dict[str, Any] = {name: value for name, value in {**texts, **others}.items() if value is not None}
     stated = {"label", "target", "features", "separator", "decimal"} if schema is not None else set()
     if wrong := options.keys() - (inspect.signature(read).parameters.keys() - stated):
-        raise UsageError(f"{min(wrong)} does not apply to '{path}', got {options[min(wrong)]!r}")
+        what = "the schema" if wrong & stated else f"'{path}'"
+        raise UsageError(f"{min(wrong)} does not apply to {what}, got {options[min(wrong)]!r}")
     source = read(path, **options)
     if test_fraction is None:
         test_fraction = 0.0 if len(source.test["y"]) else 0.2
@@ -105,7 +106,7 @@ def from_arrays(
     """
 
     def read(where: str, x: Any, y: ArrayLike, client: ArrayLike | None = None) -> _Part:
-        if is_image := len(x) > 0 and hasattr(x[0], "getbands"):
+        if is_image := hasattr(next(iter(x), None), "getbands"):
             array = readers.stack_images(((f"{where}: image {i}", image) for i, image in enumerate(x)), image_size)
         else:
             with readers.reading(f"{where}: x", "numbers of one shape"):

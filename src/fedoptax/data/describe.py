@@ -9,18 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from fedoptax.data.readers import DataFrame, Series, check_columns, find_separator, read_frame
+from fedoptax.data.readers import DataFrame, Series, check_columns, find_separator, read_features, read_frame
 from fedoptax.data.schema import DATES, EMPTY, ColumnSchema, Schema, Target, as_texts, sort_names, to_days
 from fedoptax.errors import DataError, UsageError, check_choice, shorten
 
 NUMBER = re.compile(r"[+-]?(?!0[0-9])([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 PADDED = re.compile("[+-]?0[0-9]+")  # "007" is a name
 DECIMAL_COMMA = re.compile(r"[+-]?(0|[1-9][0-9]*)(,[0-9]+)?")
+THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(\.[0-9]{3})+(,[0-9]+)?")
 TRUTH = {"true": "false", "yes": "no", "y": "n", "t": "f"}
 MOST_CATEGORIES, MOST_MIXED, MOST_CLASSES, MOST_DECIMALS = 100, 40, 50, 20
 """Different values up to which texts are categories (half of 40 if most are numbers), and labels, decimals classes."""
-HEAD = 10_000
-"""Rows in which numbers are looked at as texts, for zeros in front."""
 MIN_ROWS, SMALL = 20, 10
 """Rows from which a column without repetitions counts as an identifier; rows of a small client."""
 IGNORE = 'leave it out (drop={0}, or kind = "ignore" in the schema)'
@@ -38,7 +37,7 @@ def infer_file(
     check_columns(path, head.columns, [*names, *(columns or ())])
     frame = read_frame(path, names, **cells)
     if find_separator(path, **cells) is not None:
-        head = read_frame(path, list(head.columns), HEAD, **cells)
+        head = read_frame(path, list(head.columns), **cells)
         as_written = [n for n in set(frame.columns) if list(frame.columns).count(n) == 1 and n not in names and (
             not types.is_numeric_dtype(frame[n].dtype) or types.is_bool_dtype(frame[n].dtype)
             or any(PADDED.fullmatch(text or "") for text in as_texts(head[n])))]  # fmt: skip
@@ -47,6 +46,9 @@ def infer_file(
         if commas and cells.get("decimal") is None and find_separator(path, **cells) != ",":
             schema = infer_file(path, label, client, target, columns, **cells | {"decimal": ","})
             return replace(schema, notes=(f"column {min(commas)!r} has decimal commas, which are read", *schema.notes))
+        texts = map(str, head.drop(columns=names).to_numpy().ravel())
+        if cells.get("decimal") == "," and (wrong := next(filter(THOUSANDS.fullmatch, texts), "")):
+            raise DataError(f"{path}: numbers with decimal commas must have no points for thousands, got {wrong!r}")
         frame = read_frame(path, [*names, *as_written], **cells) if as_written else frame
     schema = infer_schema(frame, label, client, target, columns)
     return replace(schema, separator=cells.get("separator"), decimal=cells.get("decimal"))
@@ -75,10 +77,10 @@ def infer_schema(
 
 def describe_target(frame: DataFrame, schema: Schema) -> str:
     """Describe the target."""
-    texts = [text for text in as_texts(frame[schema.target.column]) if text is not None]
     if schema.target.kind == "number":
-        numbers = np.array(texts, float)
-        return f"{schema.target.column!r} is a number, {numbers.min():g} to {numbers.max():g}"
+        numbers = read_features("table", frame, [schema.target.column])
+        return f"{schema.target.column!r} is a number, {np.nanmin(numbers):g} to {np.nanmax(numbers):g}"
+    texts = [text for text in as_texts(frame[schema.target.column]) if text is not None]
     counts = Counter(texts)
     shares = [f"{name} {counts[name] / len(texts):.1%}" for name in schema.target.classes[:MIN_ROWS]]
     positive = f"; positive is {schema.target.positive!r}" if schema.target.positive else ""
@@ -187,6 +189,8 @@ def _find_ids(frame: DataFrame, numbers: Sequence[str], client: str | None) -> l
 
 def _infer_target(label: str, column: Series, kind: str | None) -> Target:
     texts = [text for text in as_texts(column) if text is not None]
+    if len(column) and not texts:
+        raise DataError(f"label column {label!r} is empty")
     different, are_numbers = set(texts), all(map(NUMBER.fullmatch, texts))
     has_decimals = are_numbers and any(not re.fullmatch("[+-]?[0-9]+", text) for text in different)
     is_unclear = len(different) > (MOST_DECIMALS if has_decimals else MOST_CLASSES)

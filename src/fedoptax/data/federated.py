@@ -55,9 +55,13 @@ class FederatedData:
     def write(folder: str | Path, clients: Iterable[Mapping[str, Any]]) -> None:
         """Write clients, as in `from_clients`, to a folder, for a federation larger than memory; see `open`.
 
-        The folder is written completely or not at all, and replaces an earlier one. Of a generator only one client at a
-        time is in memory. It is a `DataError` as in `from_clients`, and for a folder that cannot be written.
+        The folder is written completely or not at all, and replaces an earlier federation. Of a generator only one
+        client at a time is in memory. It is a `DataError` as in `from_clients`, and if the folder cannot be written, or
+        holds other files.
         """
+        earlier = Path(folder)
+        if earlier.is_file() or (earlier.is_dir() and any(path.suffix != ".npy" for path in earlier.iterdir())):
+            raise DataError(f"'{folder}' is not a federation of `write`; choose another folder")
 
         def rows() -> Rows:
             sizes = [0]

@@ -15,9 +15,9 @@ def label_counts(labels: ArrayLike, parts: Sequence[np.ndarray], num_classes: in
     """Count each client's examples of each class: int64 (N, C), of labels 0 … C − 1, (n,), and N index arrays."""
     y = np.asarray(labels)
     parts = as_parts("parts", parts, len(y))
-    owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    flat = np.bincount(owner * num_classes + y[np.concatenate(parts)], minlength=len(parts) * num_classes)
-    return flat.reshape(len(parts), num_classes)
+    counts = np.zeros((len(parts), num_classes), np.int64)
+    np.add.at(counts, (np.repeat(np.arange(len(parts)), list(map(len, parts))), y[np.concatenate(parts)]), 1)
+    return counts
 
 
 def label_skew(counts: ArrayLike) -> dict[str, float]:

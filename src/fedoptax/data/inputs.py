@@ -50,7 +50,10 @@ def read_inputs(
     if suffix in readers.TABLES and inputs.keys() & {"schema", TEXT}:
         schema = schema_of(inputs)
         cells = schema.cells if schema is not None and readers.TABLES[suffix] else {}
-        frame = readers.read_frame(path, [TEXT] if schema is None else schema.texts, **cells)
+        about: dict[str, Any] = {} if schema is None else {**schema.columns, schema.target.column: schema.target}
+        header = readers.read_frame(path, [], 0, **cells).columns  # what is no number stays as written, such as 007
+        texts = [name for name in header if name not in about or about[name].kind != "number"]
+        frame = readers.read_frame(path, texts, **cells)
         examples = as_examples(frame, inputs, fields, classes, path)
         if schema is not None:
             unseen = schema.describe_unseen(frame)

@@ -23,7 +23,7 @@ else:  # pandas is slow to import
 
 TABLES = {".csv": ",", ".tsv": "\t", ".parquet": None}
 """The endings of tables, and what separates the cells."""
-IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
+IMAGES = {".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
 
 Size = int | tuple[int, int]
 """Pixels: height and width, or one number for a square."""

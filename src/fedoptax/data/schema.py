@@ -134,6 +134,8 @@ class Target:
         check_type("target: column", self.column, str)
         check_choice("target: kind", self.kind, ("class", "number"))
         object.__setattr__(self, "classes", tuple(self.classes))
+        if not all(isinstance(name, str) for name in self.classes) or len(set(self.classes)) < len(self.classes):
+            raise UsageError(f"target: classes must be different texts, got {list(self.classes)}")
         if self.positive is not None:
             check_choice("target: positive", self.positive, self.classes)
 

@@ -130,12 +130,16 @@ def as_sequences(examples: Iterable[Mapping], tokenizer: TextTokenizer, context:
 def read_texts(path: Path, client: str = "client") -> dict[str, list[dict[str, Any]]]:
     """Read the examples of each client: of a .jsonl, .parquet, .csv or .tsv file, or of a folder of .txt files.
 
-    In a folder each subfolder is a client, or each file where there are none; in a file the column `client` names it.
+    In a folder each subfolder and each file beside them is a client, hidden ones are left out; in a file the column
+    `client` names it.
     """
     clients: dict[str, list[dict[str, Any]]] = {}
     if path.is_dir():
         for file in sorted(path.rglob("*.txt")):
-            name = file.stem if file.parent == path else file.relative_to(path).parts[0]
+            *folders, name = file.relative_to(path).with_suffix("").parts
+            name = folders[0] if folders else name
+            if any(part.startswith(".") for part in (*folders, file.name)):
+                continue
             with reading(file, "a text"):
                 clients.setdefault(name, []).append({"text": file.read_text(encoding="utf-8")})
     else:

@@ -17,6 +17,7 @@ from fedoptax.errors import UsageError, check_choice, check_flag, check_int
 from fedoptax.experiments.build import WRAPPERS, build, import_function, with_secret_seed, wrap
 from fedoptax.experiments.parsing import format_value
 from fedoptax.experiments.presets import find_preset
+from fedoptax.names import BASELINES
 from fedoptax.tasks import load_task
 from fedoptax.tasks.task import Task
 
@@ -62,6 +63,8 @@ class Deployment(NetworkOptions):
         super().__post_init__()
         if not isinstance(self.task.get("name"), str):
             raise UsageError(f"task must be a table with the task's name, got {dict(self.task)}")
+        if self.algorithm in BASELINES:
+            raise UsageError(f"algorithm {self.algorithm} cannot be deployed: its server has no model to train")
         if self.evaluate and self.personal:
             raise UsageError("evaluate cannot be used with personal: the nodes' own parameters are of their run")
         if self.evaluate:
@@ -89,7 +92,7 @@ class Deployment(NetworkOptions):
         return tuple(filter(None, self.track.split(",")))
 
     @property
-    def wrappers(self) -> dict[str, str]:
+    def wrappers(self) -> dict[str, Any]:
         """The texts of the wrappers that are used, by name."""
         return {name: text for name in WRAPPERS if (text := getattr(self, name))}
 

@@ -22,7 +22,7 @@ from fedoptax.schedules import is_schedule, parse_schedule, value_at
 from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task
 
-KEY = 3  # folded into a run's key, after those of the parameters, the rounds and the cohorts
+KEY = 5  # folded into a run's key, after those of the parameters, rounds, cohorts, speeds and faults
 
 
 def clients_with_held_out(task: Task) -> tuple[str, np.ndarray]:

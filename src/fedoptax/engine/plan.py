@@ -52,8 +52,11 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm, name: st
         if isinstance(jax.eval_shape(algorithm.init, params), CompressionState):
             raise UsageError(CODED)
     _check_cohort(options.cohort_size, task, aggregator)
-    if options.faults is not None and algorithm.exchanges > 1:
-        raise UsageError("faults need an algorithm with one exchange per step: an empty round would separate the two")
+    if algorithm.exchanges > 1 and (options.faults is not None or aggregator.min_uploads > SecureMean.min_uploads):
+        what = "faults" if options.faults is not None else f"aggregate {aggregator}"
+        raise UsageError(f"{what} must not skip rounds of an algorithm with two exchanges per step")
+    if options.personalize is not None and algorithm.client_params is not None:
+        raise UsageError("personalize cannot be used with personal parameters, which clients have trained already")
     if algorithm.epsilon is not None:
         # The noise is made for a uniform mean of bounded uploads: by weights, or in a median, one client may move the
         # result further. Norm clipping on top would scale the bit of an adaptive clip together with the update.

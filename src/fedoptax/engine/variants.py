@@ -81,8 +81,9 @@ def asynchronous_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager
 
 def discount_weights(weights: Any, by_staleness: Any) -> tuple[jax.Array, jax.Array]:
     """The weights of late uploads, which sum to 1 as `weights` do, and 1 − s̄, see `asynchronous_round`."""
-    old_share = jnp.sum(weights * (1 - by_staleness))
-    return weights * by_staleness / (1 - old_share), old_share
+    late = weights * by_staleness
+    share = jnp.sum(late)
+    return late / jnp.maximum(share, jnp.finfo(share.dtype).tiny), 1 - share
 
 
 def interpolate_state(old_share: jax.Array, old: Tree, new: Tree) -> Tree:

@@ -108,16 +108,18 @@ def build(name: str, hyperparameters: Mapping[str, Any]) -> FedAlgorithm:
 
 
 def wrap(
-    algorithm: FedAlgorithm, privacy: str | None = None, compress: str | None = None, personal: str | None = None
-) -> FedAlgorithm:
+    algorithm: FedAlgorithm, privacy: str | None = None, compress: str | None = None, personal: str | None = None,
+    seed: int = 0,
+) -> FedAlgorithm:  # fmt: skip
     """Return `algorithm` with its wrappers, unless None, as users type them: see `parse_privacy`, `parse_codec`.
 
-    `personal` is patterns of the parameters that stay at the clients, separated by commas; see `with_personal`.
+    `personal` is patterns of the parameters that stay at the clients, separated by commas; see `with_personal`. `seed`
+    is the run's, which is that of the noise, too, unless `privacy` names one.
     """
     if personal is not None:
         algorithm = with_personal(algorithm, personal.split(","))
     if privacy is not None:
-        algorithm = with_privacy(algorithm, **parse_privacy(privacy))
+        algorithm = with_privacy(algorithm, **{"seed": seed} | parse_privacy(privacy))
     if compress is not None:
         algorithm = with_compression(algorithm, parse_codec(compress))
     return algorithm

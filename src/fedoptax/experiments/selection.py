@@ -74,7 +74,8 @@ class Watch:
         for selection in filter(None, (self.choosing, self.stopping)):
             for row in rows:
                 is_extra = selection is self.choosing and row.get(selection.metric) is not None  # a former last round
-                if self.is_evaluated(row["round"]) or is_extra:
+                was_evaluated = any(value is not None for name, value in row.items() if Column.parse(name))
+                if is_extra or (was_evaluated and self.is_evaluated(row["round"])):  # resumed, `eval_every` may differ
                     selection.add(row)
 
     def keep(self, done: int, params: Callable[[], Tree]) -> None:

@@ -66,7 +66,9 @@ class Search:
         """Return the search that a grid asks for, every point or zooming; what it names is not `fixed`."""
         fixed = {name: value for name, value in fixed.items() if name not in grid}
         if WEIGHTING in grid and more["rule"].metric == "train_loss":
-            raise UsageError("weighting needs select, a metric of validation examples: it changes the training loss")
+            raise UsageError(
+                "a search for the weighting needs select, a metric of validation examples: it changes the training loss"
+            )
         if isinstance(grid, Zoom):
             more = {"search": "zoom", "trials": grid.budget, **more}
         return cls(algorithm, grid, fixed, **more)
@@ -267,7 +269,7 @@ def run_point(
         source, maker = folder if rounds_of(folder) else None, makers[name]
         where = {"label": name, "out": folder, "overwrite": source is None, "resume_from": source}
         options = {**options, **split_weighting({**maker.fixed, **values}), **where, "progress": progress}
-        result = simulate(task, maker(values), *split_options(options), name)
+        result = simulate(task, maker(values, options.get("seed", 0)), *split_options(options), name)
         if result.signal:
             raise Interrupted(replace(result, message=result.message or f"stopped after {folder}"))
     return read_summary(folder)
@@ -332,16 +334,17 @@ class PointMaker:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.algorithm, self.fixed, {"wrappers": self._wrappers})
 
-    def __call__(self, values: Mapping[str, Any]) -> Point:
-        """Return the point of these values."""
+    def __call__(self, values: Mapping[str, Any], seed: int = 0) -> Point:
+        """Return the point of these values in runs of a seed, which matters with privacy."""
         free = {name: float(value) for name, value in values.items() if is_number(value)}
         words = {name: value for name, value in values.items() if name not in {*free, WEIGHTING}}
         fixed = {**split_weighting(self.fixed)["hyperparameters"], **words}
 
         def make(**numbers: Any) -> FedAlgorithm:
-            return wrap(build(self.algorithm, {**fixed, **numbers}), **self._wrappers)
+            return wrap(build(self.algorithm, {**fixed, **numbers}), **self._wrappers, seed=seed)
 
-        return Point(self._constructors.setdefault(tuple(words.items()), make), free)
+        key = *words.items(), seed if "privacy" in self._wrappers else 0
+        return Point(self._constructors.setdefault(key, make), free)
 
 
 def _next_points(search: Search, trials: Sequence[Trial], most: int) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ class AdaptedModel(NamedTuple):
     def save_adapter(self, folder: str | Path) -> Path:
         """Write the adapters as `peft.PeftModel.from_pretrained` loads them; a `UsageError` if all was trained."""
         if self.lora is None:
-            raise UsageError("out must end in .npz or .safetensors for a run that trained the whole model")
+            raise UsageError("export writes adapters: a run that trained the whole model has its params.npz")
         return write_adapters(folder, self.params, self.lora, str(model_folder(self.options).resolve()))
 
     def answer(self, prompt: str, tokens: int = 64) -> Iterator[str]:

@@ -78,15 +78,16 @@ class History:
         """
         path = Path(path)
         if path.suffix == ".csv":
-            self.to_pandas().to_csv(path, index=False)
+            data = self.to_pandas().to_csv(index=False).encode()
         elif path.suffix == ".jsonl":
-            path.write_bytes(_encode(self.rows))
+            data = _encode(self.rows)
         elif path.suffix == ".parquet":
             frame = History(to_plain(self.rows)).to_pandas()
             dtypes = {name: "Int64" if name in COUNTS else float for name in frame.columns if name != "worst_client"}
-            frame.astype(dtypes).to_parquet(path, index=False)
+            data = frame.astype(dtypes).to_parquet(index=False)
         else:
             raise UsageError(f"path must end in .csv, .jsonl or .parquet, got '{path.name}'")
+        write_atomically(path, data)
         return path
 
 
@@ -185,7 +186,8 @@ class ClientsFile:
         """Write what was added so far."""
         import pandas as pd
 
-        table = pd.concat(self._parts, ignore_index=True) if self._parts else pd.DataFrame({"round": [], "client": []})
+        none = pd.DataFrame({"round": [], "client": []}, dtype=np.int32)
+        table = pd.concat(self._parts, ignore_index=True) if self._parts else none
         write_atomically(self._path, table.to_parquet(index=False))
 
 

@@ -96,18 +96,22 @@ class TrainedModel:
         check_int("top", top, 1, max(1, len(classes)))
         examples, table = read_inputs(Path(path), self.inputs, self.fields, classes)
         outputs = self._apply(examples)
+        new: dict[str, np.ndarray] = {}
         if self.classes is None:
             flat = outputs.reshape(len(outputs), -1)
             names = ["output"] if flat.shape[1] == 1 else [f"output_{i + 1}" for i in range(flat.shape[1])]
-            return table.assign(**dict(zip(["prediction"] if "schema" in self.inputs else names, flat.T)))
-        order = self._rank(outputs, threshold)[:, :top]
-        probabilities = np.take_along_axis(outputs, order, axis=1)
-        for k, (chosen, values) in enumerate(zip(order.T, probabilities.T), 1):
-            name = "prediction" if k == 1 else f"prediction_{k}"
-            table[name] = self._names[chosen]
-            table["probability" if k == 1 else f"{name}_probability"] = values
-        by_class = zip(classes, outputs.T) if len(classes) <= MOST_COLUMNS else ()
-        return table.assign(**{f"probability_{name}": column for name, column in by_class})
+            new = dict(zip(["prediction"] if "schema" in self.inputs else names, flat.T))
+        else:
+            order = self._rank(outputs, threshold)[:, :top]
+            probabilities = np.take_along_axis(outputs, order, axis=1)
+            for k, (chosen, values) in enumerate(zip(order.T, probabilities.T), 1):
+                name = "prediction" if k == 1 else f"prediction_{k}"
+                new |= {name: self._names[chosen], "probability" if k == 1 else f"{name}_probability": values}
+            by_class = zip(classes, outputs.T) if len(classes) <= MOST_COLUMNS else ()
+            new |= {f"probability_{name}": column for name, column in by_class}
+        if twice := [name for name in new if name in table.columns]:
+            raise DataError(f"{path}: rename column {twice[0]!r}, as predictions have that name")
+        return table.assign(**new)
 
     def _rank(self, outputs: np.ndarray, threshold: float | None) -> np.ndarray:
         """Return the classes of each example (n, C), what is predicted first."""
@@ -130,7 +134,7 @@ class TrainedModel:
         if "schema" not in self.inputs or len(self.classes or ()) > MOST_COLUMNS:
             raise UsageError(f"evaluate needs a model of a table with at most {MOST_COLUMNS} classes")
         table = self.predict_file(path, threshold=threshold)
-        check_columns(path, table.columns, [label])
+        check_columns(path, table.columns.difference(["prediction", "probability"]), [label])
         if not len(table):
             raise DataError(f"{path} has no rows")
         if self.classes is None:
@@ -221,7 +225,7 @@ def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
     if not (folder / "config.json").is_file():
         raise UsageError(f"'{folder}' is not the folder of a run")
     if not (folder / DESCRIPTION).is_file():
-        raise UsageError(f"the task of '{folder}' has no predict")
+        raise UsageError(f"the task of '{folder}' has no predict; language models answer a prompt")
     path, described = choose_params(folder, params), read_json(folder / DESCRIPTION)
     with reading(f"'{folder}'", "a model"):
         program = export.deserialize(bytearray((folder / PROGRAM).read_bytes()))

@@ -106,6 +106,6 @@ def class_weights(text: str | None, names: Sequence[str], counts: np.ndarray) ->
     weights = dict.fromkeys(names, 1.0)
     for pair in text.split(","):
         name, _, value = pair.rpartition("=")
-        check_choice("class_weight", name.strip(), ["balanced", *names])
+        check_choice("class_weight", name.strip() or pair, ["balanced", *names])
         weights[name.strip()] = parse_number(f"class_weight of {name.strip()!r}", value, 0)
     return np.array(list(weights.values()))

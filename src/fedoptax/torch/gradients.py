@@ -100,7 +100,7 @@ def _buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _copy(what: str, places: Mapping[str, Tensor], tree: Tree, same_dtype: bool = True) -> None:
-    leaves = flatten(tree)
+    leaves = flatten(dict(tree) if isinstance(tree, Mapping) else tree)
     _check(what, places, leaves, same_dtype)
     with torch.no_grad():
         for name, place in places.items():

@@ -63,8 +63,7 @@ def with_loop(
 
     def client_update(_: Any, message: Any, client: Tree, batches: Any) -> tuple[FedOptUpload, Tree, jax.Array]:
         if not isinstance(message, FedOptMessage) or jax.tree.leaves(message.shared):
-            kind = type(message).__name__
-            raise UsageError(f"algorithm must be one whose clients send only Δ, such as fedadam, got one with a {kind}")
+            raise UsageError("algorithm must be one whose clients receive x and send only Δ, such as fedadam")
         data: Any = ()
         if isinstance(batches, Batches) and batches.examples is not None:
             data = batches.examples()

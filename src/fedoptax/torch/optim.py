@@ -11,7 +11,7 @@ what all clients sent:
 raises `UsageError`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,13 +75,13 @@ class LocalAMSGrad(_FederatedOptimizer):
 
     def __init__(
         self, params: Params, lr: float, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, v0: float = 1e-4,
-        bias_correction: bool = False, **options: Any,
+        bias_correction: bool = False, _more: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         check_positive(lr=lr, eps=eps, v0=v0)
         check_decay(b1=b1, b2=b2)
         check_flag("bias_correction", bias_correction)
-        options |= {"lr": lr, "b1": b1, "b2": b2, "eps": eps, "v0": v0, "bias_correction": bias_correction}
-        super().__init__(params, options)
+        options = {"lr": lr, "b1": b1, "b2": b2, "eps": eps, "v0": v0, "bias_correction": bias_correction}
+        super().__init__(params, {**options, **(_more or {})})
 
     def _start(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         v = torch.full_like(p, group["v0"])
@@ -143,7 +143,7 @@ class FedLAMB(LocalAMSGrad):
         if not callable(phi):
             check_choice("phi", phi, _PHI)
         self._phi: Callable[[Tensor], Any] = phi if callable(phi) else _PHI[phi]
-        super().__init__(params, lr, weight_decay=weight_decay, layers=layers, **others)
+        super().__init__(params, lr, **others, _more={"weight_decay": weight_decay, "layers": layers})
 
     def _start(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         if group["layers"] == "module" and "param_names" not in group:
@@ -178,10 +178,10 @@ class STEM(_FederatedOptimizer):
       alpha: α in (0, 1].
     """
 
-    def __init__(self, params: Params, lr: float, alpha: float = 0.1, **options: Any) -> None:
+    def __init__(self, params: Params, lr: float, alpha: float = 0.1, _more: Mapping[str, Any] | None = None) -> None:
         check_positive(lr=lr)
         check_number("alpha", alpha, 0, 1, open_low=True, open_high=False)
-        super().__init__(params, {"lr": lr, "alpha": alpha, "is_first_round": True, "steps": 0, **options})
+        super().__init__(params, {"lr": lr, "alpha": alpha, "is_first_round": True, "steps": 0, **(_more or {})})
 
     def _start(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return {"m": torch.zeros_like(p), "x_prev": p.clone()}
@@ -264,7 +264,7 @@ class FAFED(STEM):
         check_decay(beta=beta)
         check_positive(rho=rho)
         check_choice("variant", variant, ("paper", "released"))
-        super().__init__(params, lr, alpha, beta=beta, rho=rho, variant=variant)
+        super().__init__(params, lr, alpha, {"beta": beta, "rho": rho, "variant": variant})
 
     def _iterate(self, group: dict[str, Any], p: Tensor, g: Tensor, g_prev: Tensor) -> None:
         state, beta = self.state[p], group["beta"]

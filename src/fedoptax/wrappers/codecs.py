@@ -93,7 +93,7 @@ def topk(fraction: float = 0.01) -> Codec:
 
     def encode(flat: jax.Array, key: Any) -> Code:
         size = jnp.where(jnp.isnan(flat), jnp.inf, jnp.abs(flat))  # so that a NaN is sent
-        _, places = jax.lax.top_k(size, math.ceil(fraction * flat.size))
+        _, places = jax.lax.top_k(size, math.ceil(fraction * flat.size * (1 - 1e-12)))
         return {"values": flat[places], "places": places.astype(jnp.int32)}
 
     def decode(parts: Code, size: int) -> jax.Array:

@@ -13,7 +13,7 @@ from jax.tree_util import keystr, tree_leaves_with_path, tree_map_with_path
 
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, check_algorithm
 from fedoptax.errors import UsageError, check_type
-from fedoptax.tree import add, leaf_names
+from fedoptax.tree import add_scaled, leaf_names
 from fedoptax.wrappers.uploads import upload_form
 
 
@@ -39,8 +39,9 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
     They start as the initial parameters are, also at a client that joins later. After a round they are what local
     training made of them. What else an algorithm broadcasts per parameter (SCAFFOLD's control, FAFED's moments) is for
     a personal one what a federation of this client alone would have. `params` of the server are the shared parameters
-    beside the initial personal ones; `client_params` are those of a client. Counters are the server's: where moments
-    are not bias-corrected (FAFED, FedAdamW, Lookahead), a client that joins late takes large first steps.
+    beside the initial personal ones; `client_params` are those of a client. Clients train with the server's
+    counters, but their own servers count the rounds in which they took part, which schedules of STEM, FAFED, FedCM and
+    FedAdamW see. Without bias correction (FAFED, FedAdamW, Lookahead) a client that joins late takes large first steps.
 
     Privacy and compression go outside: `with_privacy(with_personal(algorithm, keep), …)`. A norm of all that a client
     trains, as `fedexp`, `delta_sgd` and FAFED with one v for all take it, is taken of personal parameters, too.
@@ -75,7 +76,7 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
         leaves, structure = jax.tree.flatten(params)
         chosen = [is_personal(name) for name in leaf_names(params)]
         if all(chosen) or not any(chosen):
-            raise UsageError(f"keep must match some but not all parameters, it matches {sum(chosen)} of {len(chosen)}")
+            raise UsageError(f"personal parameters must be some but not all, got {sum(chosen)} of {len(chosen)}")
         halves = ([a if c == want else None for a, c in zip(leaves, chosen)] for want in (False, True))
         shared, personal = (jax.tree.unflatten(structure, half) for half in halves)
         return shared, personal
@@ -102,7 +103,9 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
         upload, inner, loss = algorithm.client_update(grad_fn, join(message, personal), client.inner, batches)
         shared, rest = (part_of(upload, upload_form(algorithm, part)) for part in (message.params, client.params))
         server = algorithm.server_update(client.server, rest, Cohort(1, 1)) if has_server else ()
-        params = add(client.params, rest.delta) if hasattr(rest, "delta") else algorithm.params(server)
+        if not hasattr(rest, "delta"):
+            return shared, PersonalClient(inner, algorithm.params(server), server), loss
+        params = add_scaled(client.params, getattr(rest, "length", 1.0), rest.delta)  # FedNova divides by the length
         return shared, PersonalClient(inner, params, server), loss
 
     def server_update(server: PersonalServer, mean: Tree, cohort: Cohort) -> PersonalServer:

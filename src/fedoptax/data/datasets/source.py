@@ -5,6 +5,7 @@ example (TensorFlow Federated 0.17, `simulation/hdf5_client_data.py`); it is rea
 numbered as in "Adaptive Federated Optimization": padding, the vocabulary, then three special ones.
 """
 
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -69,7 +70,10 @@ def holdout(source: Source, fraction: float, seed: int, by_client: bool = False)
     shuffled = np.random.default_rng(seed).permutation(n)
     if by_client:
         rows = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
-        shuffled = np.concatenate([np.random.default_rng(seed).permutation(part) for part in rows])
+        seeds = [
+            (seed, zlib.crc32(source.train["x"][part].data)) for part in rows
+        ]  # by seed alone all would move the same
+        shuffled = np.concatenate([np.random.default_rng(own).permutation(part) for own, part in zip(seeds, rows)])
     by_owner = shuffled[np.argsort(owner[shuffled], kind="stable")]  # client after client, each in random order
     rank = np.arange(n) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     is_test = np.zeros(n, bool)
