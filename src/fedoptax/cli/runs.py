@@ -42,9 +42,8 @@ def run(options: RunForm) -> None:
 def _run(task: Task, name: str, values: Mapping[str, Any], options: Mapping[str, Any], as_json: bool = False) -> None:
     """Run an algorithm with these hyper-parameters and options of `fedoptax.run`, and print how it ended."""
     with errors_name(options["out"]):
-        algorithm = run_on_all_or_fail(
-            lambda: wrap(build(name, values), **options.get("wrappers", {}), seed=options.get("seed", 0))
-        )
+        wrappers = {**options.get("wrappers", {}), "seed": options.get("seed", 0)}
+        algorithm = run_on_all_or_fail(lambda: wrap(build(name, values), **wrappers))
         described = {"label": name, "hyperparameters": values, **options}
         result = raise_unless_completed(simulate(task, algorithm, *split_options(described), name))
     if is_leader():

@@ -67,7 +67,7 @@ class Search:
         fixed = {name: value for name, value in fixed.items() if name not in grid}
         if WEIGHTING in grid and more["rule"].metric == "train_loss":
             raise UsageError(
-                "a search for the weighting needs select, a metric of validation examples: it changes the training loss"
+                "a searched weighting needs select, a metric of validation examples: it changes train_loss"
             )
         if isinstance(grid, Zoom):
             more = {"search": "zoom", "trials": grid.budget, **more}

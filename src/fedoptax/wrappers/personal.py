@@ -103,9 +103,8 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
         upload, inner, loss = algorithm.client_update(grad_fn, join(message, personal), client.inner, batches)
         shared, rest = (part_of(upload, upload_form(algorithm, part)) for part in (message.params, client.params))
         server = algorithm.server_update(client.server, rest, Cohort(1, 1)) if has_server else ()
-        if not hasattr(rest, "delta"):
-            return shared, PersonalClient(inner, algorithm.params(server), server), loss
-        params = add_scaled(client.params, getattr(rest, "length", 1.0), rest.delta)  # FedNova divides by the length
+        scale = getattr(rest, "length", 1.0)  # by which FedNova divides Δ
+        params = add_scaled(client.params, scale, rest.delta) if hasattr(rest, "delta") else algorithm.params(server)
         return shared, PersonalClient(inner, params, server), loss
 
     def server_update(server: PersonalServer, mean: Tree, cohort: Cohort) -> PersonalServer:

@@ -70,9 +70,8 @@ def holdout(source: Source, fraction: float, seed: int, by_client: bool = False)
     shuffled = np.random.default_rng(seed).permutation(n)
     if by_client:
         rows = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
-        seeds = [
-            (seed, zlib.crc32(source.train["x"][part].data)) for part in rows
-        ]  # by seed alone all would move the same
+        # By the seed alone all clients of a size would move the same rows.
+        seeds = [(seed, zlib.crc32(source.train["x"][part].data)) for part in rows]
         shuffled = np.concatenate([np.random.default_rng(own).permutation(part) for own, part in zip(seeds, rows)])
     by_owner = shuffled[np.argsort(owner[shuffled], kind="stable")]  # client after client, each in random order
     rank = np.arange(n) - np.repeat(np.cumsum(sizes) - sizes, sizes)
