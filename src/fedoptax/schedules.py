@@ -46,8 +46,10 @@ def value_at(rate: LearningRate, t: Any) -> Any:
     """The value of a number or schedule at round (or iteration) t, where t is known."""
     if not callable(rate):
         return rate
-    value = check_output("the schedule of a learning rate", rate(t), kind="real")
-    return jnp.maximum(value, 2.0**-126)  # SCAFFOLD, FedCM and FedAdamW divide by it, and a cosine ends at 0
+    value = rate(t)
+    check_output("the schedule of a learning rate", value, kind="real")
+    larger = max if isinstance(value, int | float) else jnp.maximum
+    return larger(value, 2.0**-126)  # SCAFFOLD, FedCM and FedAdamW divide by it, and a cosine ends at 0
 
 
 def value_to_send(lr: LearningRate, round: Any) -> Any:

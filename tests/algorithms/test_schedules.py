@@ -8,7 +8,7 @@ import pytest
 import fedoptax as fx
 from fedoptax.algorithms.fedopt import FedOptUpload
 from fedoptax.experiments.build import build
-from fedoptax.schedules import SCHEDULES, is_schedule, parse_schedule
+from fedoptax.schedules import SCHEDULES, is_schedule, parse_schedule, value_at
 
 VALUES = {
     "constant(0.5)": {0: 0.5, 99: 0.5}, "staircase(1, 500)": {0: 1.0, 499: 1.0, 500: 0.1, 1499: 0.01},
@@ -24,6 +24,7 @@ def test_values(text):
     schedule = parse_schedule(text)
     for t, value in VALUES[text].items():
         assert float(schedule(jnp.int32(t))) == pytest.approx(value, rel=1e-6, abs=1e-9)
+        assert value_at(schedule, jnp.int32(t)) > 0  # some algorithms divide by it
 
 
 def test_every_schedule_is_tried():

@@ -140,10 +140,8 @@ def test_a_fraction_of_every_client_is_held_out(tmp_path):
     without = holdout(whole._replace(train_groups=None, test_groups=None), 0.5, 0)
     assert len(without.test["y"]) == 10 and without.test_groups is None
     refused(lambda: holdout(whole, 0.01, 0), "fraction")
-    even = load_file(
-        write_npz(tmp_path / "b.npz", Part(np.arange(90.0), np.arange(90) % 2, np.arange(90) // 10)), test_fraction=0
-    )
-    places = holdout(even, 0.2, 0, by_client=True).test["x"] % 10
+    write_npz(path, Part(np.arange(90.0), np.arange(90) % 2, np.arange(90) // 10))
+    places = holdout(load_file(path, test_fraction=0), 0.2, 0, by_client=True).test["x"] % 10
     assert len(np.unique(places)) > 2  # clients of the same size hold out rows of their own
 
 

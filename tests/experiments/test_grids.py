@@ -101,10 +101,11 @@ PRIVACY = "clip=0.5,noise_multiplier=0.01,delta=1e-5"
 
 def test_privacy_is_inside_and_compression_outside():
     assert wrap(direct := fx.fedavg(0.1)) is direct
+    key, other = (wrap(fx.fedavg(0.1), PRIVACY, seed=seed).init(1.0).key.tolist() for seed in (0, 1))
+    assert key != other  # the noise is another in runs of another seed, also where parameters are constants
     algorithm = wrap(fx.fedavg(0.1), PRIVACY, "qsgd:bits=2")
     assert algorithm.epsilon is not None and algorithm.weighting == "uniform"
     direct = fx.with_privacy(fx.fedavg(0.1), 0.5, 0.01, 1e-5)
-    assert direct.epsilon is not None
     assert algorithm.epsilon(3, 5, 50) == direct.epsilon(3, 5, 50)
     assert type(algorithm.init(1.0)).__name__ == "CompressionState"
 

@@ -84,6 +84,10 @@ def test_clients_are_evaluated_with_their_own_parameters():
         close = fx.run(task, wrapped, **RUN).history[-1]["test_nll"]
         assert close == pytest.approx(result.history[-1]["test_nll"], rel=0.05)
     refused(lambda: fx.run(replace(task, test_owners=None), algorithm, **RUN), "examples of clients that train")
+    refused(lambda: fx.run(task, algorithm, **RUN, personalize="1:0.1"), "personalize cannot be used with personal")
+    once = (fx.run(task, fx.with_personal(make(0.1), "out"), **RUN | {"rounds": 1}) for make in (fx.fedavg, fx.fednova))
+    out, of_nova = (jax.tree.leaves(one.clients.tree.params["out"])[0] for one in once)
+    np.testing.assert_allclose(out, of_nova, rtol=1e-5)  # by the same training
     bytes_up = fx.nbytes({name: a for name, a in result.params.items() if name != "out"})
     assert result.history[-1]["bytes_up"] == 3 * bytes_up
 
@@ -94,6 +98,7 @@ def test_patterns_and_refusals():
         refused(lambda: fx.with_personal(fx.fedavg(0.1), all_or_none).init(params), "some but not all")  # noqa: B023
     coded = fx.with_compression(fx.fedavg(0.1), fx.codecs.sign())
     refused(lambda: fx.with_personal(coded, keep="x"), "private or compressed")
+    refused(lambda: fx.with_prox(fx.with_personal(fx.fedavg(0.1), keep="x"), 0.1), "no personal parameters yet")
     for keep in ("norm*", ["norm*"], lambda name: "norm" in name):
         personal = fx.with_personal(fx.fedavg(0.1), keep=keep).init(params).initial
         assert leaves_of(personal) == {path for path in leaves_of(params) if "norm" in path} != set()
