@@ -37,16 +37,16 @@ def infer_file(
     check_columns(path, head.columns, [*names, *(columns or ())])
     frame = read_frame(path, names, **cells)
     if find_separator(path, **cells) is not None:
-        head = read_frame(path, list(head.columns), **cells)
+        raw = read_frame(path, list(head.columns), **cells)
         as_written = [n for n in set(frame.columns) if list(frame.columns).count(n) == 1 and n not in names and (
             not types.is_numeric_dtype(frame[n].dtype) or types.is_bool_dtype(frame[n].dtype)
-            or any(PADDED.fullmatch(text or "") for text in as_texts(head[n])))]  # fmt: skip
-        commas = [n for n in as_written if (values := [t for t in as_texts(head[n]) if t and t.lower() not in EMPTY])
+            or any(PADDED.fullmatch(text or "") for text in as_texts(raw[n])))]  # fmt: skip
+        commas = [n for n in as_written if (values := [t for t in as_texts(raw[n]) if t and t.lower() not in EMPTY])
             and all(map(DECIMAL_COMMA.fullmatch, values)) and "," in "".join(values)]  # fmt: skip
         if commas and cells.get("decimal") is None and find_separator(path, **cells) != ",":
             schema = infer_file(path, label, client, target, columns, **cells | {"decimal": ","})
             return replace(schema, notes=(f"column {min(commas)!r} has decimal commas, which are read", *schema.notes))
-        texts = map(str, head.drop(columns=names).to_numpy().ravel())
+        texts = map(str, raw.drop(columns=names).to_numpy().ravel())
         if cells.get("decimal") == "," and (wrong := next(filter(THOUSANDS.fullmatch, texts), "")):
             raise DataError(f"{path}: numbers with decimal commas must have no points for thousands, got {wrong!r}")
         frame = read_frame(path, [*names, *as_written], **cells) if as_written else frame
