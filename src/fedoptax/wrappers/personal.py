@@ -41,7 +41,8 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
     a personal one what a federation of this client alone would have. `params` of the server are the shared parameters
     beside the initial personal ones; `client_params` are those of a client. Clients train with the server's
     counters, but the server's step of a personal parameter counts only the rounds of its client, by which STEM, FAFED,
-    FedCM and FedAdamW read a schedule there. Without bias correction (FAFED, FedAdamW, Lookahead) a client that joins late takes large first steps.
+    FedCM and FedAdamW read a schedule there. Without bias correction (FAFED, FedAdamW, Lookahead) a client that joins
+    late takes large first steps.
 
     Privacy and compression go outside: `with_privacy(with_personal(algorithm, keep), …)`. A norm of all that a client
     trains, as `fedexp`, `delta_sgd` and FAFED with one v for all take it, is taken of personal parameters, too.
