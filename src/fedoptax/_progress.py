@@ -41,18 +41,20 @@ def bar(
 
 
 def _lines(description: str, total: int, each: int) -> Update:
-    last, before = time.monotonic(), -1  # when the time left was estimated, and the rounds done by then
+    last, before, shown = time.monotonic(), -1, 0  # when the time left was estimated, the rounds done by then and now
 
     def update(now: int, note: str) -> None:
-        nonlocal last, before
+        nonlocal last, before, shown
         seconds, left = time.monotonic() - last, ""
         if seconds >= SECONDS and before >= 0:
             left = f", {seconds / max(now - before, 1) * (total - now):.0f} s left"
-        if seconds >= SECONDS or (each and now % each == 0):
+        earlier = now - 1 if before < 0 else shown
+        if seconds >= SECONDS or (each and now // each > earlier // each):
             rounds = "" if each else f"round {now} of {total}, "
             print(f"{description}: {rounds}{note}{left}", file=sys.stderr, flush=True)
         if seconds >= SECONDS or before < 0:  # at first: by then it has compiled, or found runs that were done
             last, before = time.monotonic(), now
+        shown = now
 
     return update
 

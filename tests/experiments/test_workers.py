@@ -63,7 +63,17 @@ def test_an_executor_changes_nothing_and_repeats_nothing(alone, tmp_path):
         assert read_json(summary)["ended"] == ended
         found = fx.tune(TASK, "fedavg", GRIDS["fedavg"], tmp_path / "t", progress=False, executor=executor, **SMALL)
     assert [trial.values["client_lr"] for trial in found.trials] == GRIDS["fedavg"]["client_lr"]
-    assert not list(tmp_path.rglob(workers.STOP))
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_the_rounds_of_jobs_that_run_are_counted(tmp_path):
+    def wait_at_five(task: fx.Task, shared: int, progress: Any) -> int:
+        progress(5, "")
+        return seen.wait(60)
+
+    seen, job = threading.Event(), Job(wait_at_five, (), 9, "job")
+    with ThreadPoolExecutor(1) as executor:
+        assert run_jobs(TASK, 2, [job], tmp_path, lambda done, _: seen.set() if done == 5 else None, executor) == [True]
 
 
 class Dying:
@@ -117,7 +127,7 @@ def test_a_task_of_ones_own_is_sent_if_its_functions_can_be(tmp_path):
 def test_another_version_or_other_devices_are_one_line(monkeypatch, tmp_path):
     settings = {"version": "0.0", "devices": 1}
     with pytest.raises(fx.RunError, match=r"^a worker has fedoptax .*, and 0\.0 is needed$"):
-        workers.work(settings, b"", tmp_path / "stop", Job(double, (1,), 1, ""))
+        workers.work(settings, b"", tmp_path / "stop", Job(double, (1,), 1, ""), tmp_path)
     counts = iter([3, 1, 1])
     monkeypatch.setattr(workers.jax, "device_count", lambda: next(counts))
     refused(lambda: run(Dying(0), tmp_path, 1), "a worker has 1 devices, and 3 are needed")

@@ -50,6 +50,11 @@ def test_only_responses_are_learned(folder):
     assert rows["x"].shape == (1, 4), "nothing is learned of the second within 4 tokens"
     assert (rows["y"][0] == IGNORED).tolist() == [True, False, False, False]
     np.testing.assert_array_equal(rows["x"][0, 1:], [ids[1], *rows["y"][0, 1:3]])
+    alone = as_sequences([{"prompt": "", "completion": "ab"}] * 2, tokenizer, 8)
+    assert len(alone["x"]) == 2, "completions are sequences of their own"
+    refused(
+        lambda: tokenizer.encode({"messages": '[{"role": "user"}]'}), "messages must be a list of objects with role"
+    )
     packed = as_sequences([{"text": "abc"}, {"text": "defg"}], tokenizer, 4)
     assert packed["x"].shape == (2, 4) and (packed["y"] != IGNORED).sum() == 8, (
         "9 tokens with two ends, one after the other"

@@ -75,6 +75,9 @@ def test_the_server_clips_what_a_client_did_not():
         assert np.linalg.norm(seen.change["w"]) <= 1 and 0 <= float(seen.below) <= 1
     honest = PrivateUpload({"w": leaf([0.6, -0.79])}, leaf(1.0))
     close(decoded(algorithm, honest), honest, rtol=0, atol=0)
+    message, lost = algorithm.broadcast(algorithm.init({"w": leaf([0.0, 0.0])})), [{"w": leaf([np.nan, 1.0])}]
+    upload, _, loss = algorithm.client_update(lambda y, batch: (leaf(np.nan), batch), message, (), lost)
+    assert loss == 0 == tree.norm(upload.change), "a client that diverges counts as 0"
 
 
 # ---------------------------------------------------------------- every algorithm
@@ -163,6 +166,9 @@ def test_algorithms_that_cannot_be_private_are_refused_in_one_line():
     lr, alpha = fx.fafed_schedule(0.1, 1.0, 1.0, 5.0)
     counting = silent(fx.fafed(lr, alpha, rho=0.1))
     refused(lambda: federate(counting, scalars(1.0), DATA, 1), "algorithm must only upload", "int32 at .steps")
+    unknown = silent(fx.fedavg(0.1), nonnegative="nu")
+    refused(lambda: federate(unknown, scalars(1.0), DATA, 1), "nonnegative 'nu' is no field of the upload")
+    refused(lambda: silent(fx.fedavg(0.1), bit_noise=3.0), "bit_noise needs target_quantile")
 
 
 def test_a_missing_accountant_is_reported_at_once(monkeypatch):

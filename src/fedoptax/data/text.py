@@ -87,6 +87,8 @@ class TextTokenizer:
         raise DataError(f"an example must have text, messages, or prompt and completion, got {', '.join(example)}")
 
     def _encode_conversation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
+        if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
+            raise DataError(f"messages must be a list of objects with role and content, got {shorten(messages)}")
         whole = self.render(messages)
         spans = []
         for i, message in enumerate(messages):
@@ -111,7 +113,7 @@ def as_sequences(examples: Iterable[Mapping], tokenizer: TextTokenizer, context:
     rows: list[tuple[list[int], list[bool]]] = []
     for example in examples:
         ids, is_learned = tokenizer.encode(example)
-        if all(is_learned):
+        if all(is_learned) and example.get("completion") is None:
             packed += ids
         else:
             rows.append((ids, is_learned))

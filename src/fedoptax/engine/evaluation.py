@@ -206,8 +206,9 @@ def _measure(task: Task, params: Tree, batch: Mapping[str, jax.Array]) -> dict[s
     if not isinstance(values, Mapping):
         raise UsageError(f"metrics of task '{task.name}' must return values by name, got {type(values).__name__}")
     metrics = {name: as_metric(name, value, len(batch["mask"])) for name, value in values.items()}
-    if values and not isinstance(values[name := primary_metric(task, values)], Metric):
-        metrics[name] = replace(metrics[name], higher_is_better=task.higher_is_better)
+    name, stated = primary_metric(task, values) if values else "", task.higher_is_better
+    if stated is not None and name in values and not isinstance(values[name], Metric):
+        metrics[name] = replace(metrics[name], higher_is_better=stated)
     return metrics
 
 

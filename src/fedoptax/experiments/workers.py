@@ -36,6 +36,7 @@ STOP = ".stop.tmp"
 """The file that tells the workers to stop after the current rounds."""
 ATTEMPTS = 3
 POLL = 0.1  # seconds
+EVERY = 1.0  # seconds, a worker writes how far its job is
 
 
 class Job(NamedTuple):
@@ -68,10 +69,11 @@ def run_jobs(task: Task, shared: Any, jobs: Sequence[Job], folder: Path, update:
         return [job.function(task, shared, *job.arguments, progress=part) for job, part in zip(jobs, parts)]
     settings = {**random_settings(), "version": fedoptax.__version__, "devices": jax.device_count()}
     order, stop = (settings, _pack(task, shared), (folder / STOP).absolute()), folder / STOP
+    rounds_of = [(folder / f".rounds-{i}.tmp").absolute() for i in range(len(jobs))]
     results: dict[int, Any] = {}
     with deferred_interrupt() as stopped:
         lost = 0  # workers since a job was last done
-        pending = {i: executor.submit(work, *order, job) for i, job in enumerate(jobs)}
+        pending = {i: executor.submit(work, *order, job, rounds_of[i]) for i, job in enumerate(jobs)}
         try:
             while pending:
                 broken = []
@@ -81,13 +83,13 @@ def run_jobs(task: Task, shared: Any, jobs: Sequence[Job], folder: Path, update:
                     except BrokenExecutor:  # a worker died, and with it the pool and all its jobs
                         broken.append(i)
                     else:
-                        done, name, lost = jobs[0].place + len(results), jobs[i].name, 0
-                        rounds = first + sum(jobs[k].rounds for k in results)
-                        update(rounds, f"run {done} of {jobs[i].size}{name and ': '}{name}")
+                        lost = 0
+                rounds = first + sum(jobs[k].rounds for k in results) + sum(_read_rounds(rounds_of[k]) for k in pending)
+                update(rounds, f"{jobs[0].place + len(results)} of {jobs[0].size} runs done")
                 lost += bool(broken)
                 if lost == ATTEMPTS:
                     raise RunError(f"{jobs[broken[0]].name}: {ATTEMPTS} workers died, one after another")
-                pending |= {i: executor.submit(work, *order, jobs[i]) for i in broken}
+                pending |= {i: executor.submit(work, *order, jobs[i], rounds_of[i]) for i in broken}
                 if stopped():
                     break
                 time.sleep(POLL)
@@ -97,6 +99,8 @@ def run_jobs(task: Task, shared: Any, jobs: Sequence[Job], folder: Path, update:
             raise RunError(f"a worker failed: {shorten(error)}") from error
         finally:
             _stop(stop, list(pending.values()))
+            for file in rounds_of:
+                file.unlink(missing_ok=True)
         if pending:
             message = f"stopped after {len(results)} of {len(jobs)} runs"
             nothing = OnDevice((), 0)
@@ -119,7 +123,27 @@ def _stop(stop: Path, pending: list[Any]) -> None:
     stop.unlink()
 
 
-def work(settings: dict[str, Any], packed: bytes, stop: Path, job: Job) -> Any:
+def _write_rounds(file: Path) -> Update:
+    """Make an update that writes the rounds done to a file, from which the bar is moved."""
+    following = 0.0
+
+    def update(done: int, note: str) -> None:
+        nonlocal following
+        if (now := time.monotonic()) >= following:
+            following = now + EVERY
+            with suppress(OSError):
+                file.write_text(str(done))
+
+    return update
+
+
+def _read_rounds(file: Path) -> int:
+    with suppress(OSError, ValueError):  # not there yet, or just being written
+        return int(file.read_text())
+    return 0
+
+
+def work(settings: dict[str, Any], packed: bytes, stop: Path, job: Job, rounds: Path) -> Any:
     """Do a job in a worker; None if it was stopped. A `RunError` if this process differs from the one that sends it."""
     if settings["version"] != fedoptax.__version__:
         raise RunError(f"a worker has fedoptax {fedoptax.__version__}, and {settings['version']} is needed")
@@ -134,7 +158,7 @@ def work(settings: dict[str, Any], packed: bytes, stop: Path, job: Job) -> Any:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all: the file decides
     with answering(lambda: signal.SIGTERM if stop.exists() else 0), suppress(Interrupted):
         if not stop.exists():
-            return job.function(*_unpack(packed), *job.arguments, progress=False)
+            return job.function(*_unpack(packed), *job.arguments, progress=_write_rounds(rounds))
     return None
 
 

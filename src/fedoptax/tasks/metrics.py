@@ -15,7 +15,7 @@ from fedoptax.errors import UsageError
 
 SUMMARIES = {"train": (), "test": (), "val": (), "client": ("mean", "spread", "worst_decile"), "nodes": ("bound",)}
 """Whose examples a metric is of, and the summaries that it may have there."""
-LOWER = ("loss", "error", "perplexity", "nll", "distance", "excess", "spread", "seconds", "epsilon")
+LOWER = ("loss", "error", "mse", "mae", "perplexity", "nll", "distance", "excess", "spread", "seconds", "epsilon")
 """Words in the names of values of which less is better, where nothing else says so."""
 BINS = 1000
 

@@ -66,7 +66,8 @@ class Task:
       clients: the training examples and who holds them.
       test: central test examples `{field: array (n, …)}`, or None.
       primary_metric: the metric that reports lead with; default `accuracy` if there is one, else the first by name.
-      higher_is_better: of the primary metric, unless it is a `Metric`, which says so itself.
+      higher_is_better: of the primary metric, unless it is a `Metric`, which says so itself; None: by words in its
+        name, such as `loss` and `error`.
       description: one line for people.
       spec: the options that build the task again, written to a run's config.
       label: the field that holds the class, for pictures of the partition; None if there is none.
@@ -102,7 +103,7 @@ class Task:
     clients: FederatedData
     test: Mapping[str, np.ndarray] | None = None
     primary_metric: str | None = None
-    higher_is_better: bool = True
+    higher_is_better: bool | None = None
     description: str = ""
     spec: dict[str, Any] = field(default_factory=dict)
     label: str | None = "y"
@@ -180,7 +181,7 @@ class Task:
 
 FUNCTIONS = {"init": "key", "loss": "params, batch, key", "metrics": "params, batch", "predict": "params, batch"}
 KINDS: dict[str, Any] = {
-    "clients": FederatedData, "test": Mapping | None, "validation": Mapping | None, "higher_is_better": bool,
+    "clients": FederatedData, "test": Mapping | None, "validation": Mapping | None, "higher_is_better": bool | None,
     "classes": list | tuple | np.ndarray | None,
 }  # fmt: skip
 

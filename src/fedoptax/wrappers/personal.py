@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.tree_util import keystr, tree_leaves_with_path, tree_map_with_path
 
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, check_algorithm
-from fedoptax.errors import UsageError, check_type
+from fedoptax.errors import UsageError, check_type, shorten
 from fedoptax.tree import add_scaled, leaf_names
 from fedoptax.wrappers.uploads import upload_form
 
@@ -30,6 +30,12 @@ class PersonalClient(NamedTuple):
     inner: Tree
     params: Tree
     server: Tree
+
+
+def _matches(pattern: str | Callable[[str], bool], name: str) -> bool:
+    if callable(pattern):
+        return bool(pattern(name))
+    return any(fnmatchcase(part, pattern) for part in (name, *name.split("/")))
 
 
 def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[[str], bool]) -> FedAlgorithm:
@@ -53,7 +59,8 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
         `block1/norm1/scale`, and each of its parts; or a function of the path.
 
     Raises:
-      UsageError: `keep` is none of these, or keeps none or all of the parameters; or uploads are coded or private.
+      UsageError: `keep` is none of these, a pattern matches no parameter, or all parameters are kept; or uploads are
+        coded or private.
 
     Example:
       >>> import jax, fedoptax as fx
@@ -66,18 +73,20 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
     if algorithm.decode is not None or algorithm.epsilon is not None:
         raise UsageError("algorithm must not be private or compressed yet: wrap with_personal's result instead")
     check_type("keep", keep, str | Sequence | Callable)
-    patterns = [keep] if isinstance(keep, str) else keep
-
-    def is_personal(name: str) -> bool:
-        if callable(patterns):
-            return bool(patterns(name))
-        return any(fnmatchcase(part, pattern) for pattern in patterns for part in (name, *name.split("/")))
+    patterns = [keep] if isinstance(keep, str) or callable(keep) else keep
+    for pattern in patterns:
+        check_type("keep", pattern, str | Callable)
 
     def split(params: Tree) -> tuple[Tree, Tree]:
         leaves, structure = jax.tree.flatten(params)
-        chosen = [is_personal(name) for name in leaf_names(params)]
+        names = leaf_names(params)
+        matched = [[_matches(pattern, name) for name in names] for pattern in patterns]
+        for pattern, found in zip(patterns, matched):
+            if isinstance(pattern, str) and not any(found):
+                raise UsageError(f"keep '{pattern}' matches none of the parameters {shorten(', '.join(names))}")
+        chosen = [any(found) for found in zip(*matched)]
         if all(chosen) or not any(chosen):
-            raise UsageError(f"personal parameters must be some but not all, got {sum(chosen)} of {len(chosen)}")
+            raise UsageError(f"personal parameters must be some but not all, got {sum(chosen)} of {len(names)}")
         halves = ([a if c == want else None for a, c in zip(leaves, chosen)] for want in (False, True))
         shared, personal = (jax.tree.unflatten(structure, half) for half in halves)
         return shared, personal

@@ -59,8 +59,8 @@ def with_privacy(
 
     A client's upload, as a change against what it received, is clipped: all its numbers together to 2-norm C. The mean
     over the cohort S is uniform. The server adds noise of standard deviation zC/|S| to each coordinate, once, and gives
-    the sum to the algorithm. An upload that is not finite counts as 0. The server clips again what it receives, so a
-    client that does not keep to the rules cannot weigh more than one that does.
+    the sum to the algorithm. An upload that is not finite counts as 0, and so does such a loss. The server clips again
+    what it receives, so a client that does not keep to the rules cannot weigh more than one that does.
 
     The result's `epsilon(rounds, |S|, N)` is the ε that is spent at `delta`, for replacing one client by any other when
     cohorts have a fixed size and are sampled uniformly without replacement, as the engines do. It covers what the
@@ -93,6 +93,8 @@ def with_privacy(
         raise UsageError("with_privacy needs dp-accounting: pip install 'fedoptax[privacy]'")
     if is_adaptive:
         check_number("target_quantile", target_quantile, 0, 1)
+    if bit_noise is not None and not is_adaptive:
+        raise UsageError("bit_noise needs target_quantile")
     if bit_noise is not None:
         is_known = not is_traced(noise_multiplier)  # with σ_b <= z/2 the count alone exceeds the budget of z
         check_number("bit_noise", bit_noise, float(noise_multiplier) / 2 if is_known else 0, open_low=True)
@@ -101,7 +103,8 @@ def with_privacy(
     if algorithm.exchanges > 1:
         raise UsageError("algorithm must have one exchange per step: each round is accounted as a new cohort")
     words = uploads.key_words(seed)
-    names = uploads.SECOND_MOMENTS if nonnegative is None else tuple(nonnegative)
+    given = (nonnegative,) if isinstance(nonnegative, str) else nonnegative
+    names = uploads.SECOND_MOMENTS if given is None else tuple(given)
 
     def init(params: Tree) -> PrivacyState:
         start = jnp.asarray(clip, jnp.float32) if is_adaptive else ()
@@ -116,7 +119,7 @@ def with_privacy(
         change, limit = uploads.change_of(message.inner, upload), message.added if is_adaptive else clip
         norm = tree.norm(change)
         below = (norm <= jnp.asarray(limit, norm.dtype)).astype(jnp.float32) if is_adaptive else ()
-        return PrivateUpload(scale_into_ball(change, limit), below), client, loss
+        return PrivateUpload(scale_into_ball(change, limit), below), client, jnp.where(jnp.isfinite(loss), loss, 0)
 
     def decode(sent: PrivateUpload) -> PrivateUpload:
         below = jnp.clip(jnp.nan_to_num(sent.below), 0, 1) if is_adaptive else ()
@@ -183,10 +186,14 @@ def split_noise(noise_multiplier: Number, bit_noise: Number | None, size: jax.Ar
 
 
 def _check_upload(upload: Tree, nonnegative: Sequence[str], must_know_all: bool) -> None:
-    for path, leaf in tree_leaves_with_path(upload):
+    leaves = tree_leaves_with_path(upload)
+    for name in () if must_know_all else nonnegative:
+        if not any(uploads.is_nonnegative(path, [name]) for path, _ in leaves):
+            raise UsageError(f"nonnegative '{name}' is no field of the upload")
+    for path, leaf in leaves:
         if not uploads.is_floating(leaf):
             raise UsageError(f"algorithm must only upload floating-point numbers, got {leaf.dtype} at {keystr(path)}")
-    for path, _ in tree_leaves_with_path(upload):  # only now: no setting helps where whole numbers are sent
+    for path, _ in leaves:  # only now: no setting helps where whole numbers are sent
         field = uploads.field_of(path)
         is_known = field is None or field in uploads.VECTORS or uploads.is_nonnegative(path, nonnegative)
         if must_know_all and not is_known:
