@@ -162,10 +162,7 @@ def compare(
     )
     paired = compare_seeds(first, second)
     ahead = take(step, one, measure) if paired.difference > 0 else take(other_step, other, other_measure or measure)
-    differences = np.array([first[seed] - second[seed] for seed in first.keys() & second.keys()])
     p = paired.p_within_point if equivalence else paired.p_differs
-    if not equivalence and paired.pairs >= LEAST_PAIRS and not np.ptp(differences) and differences[0]:
-        p = 2.0 ** (1 - paired.pairs)  # all differences equal, as rounds between evaluations can be: the test by signs
     test = Test(one_label, other_label, measure, *paired[:4], p, equivalence)
     if any(map(math.isinf, ahead.values())):  # what never arrives is not ahead, however cheap its rounds are
         test.p, test.decided = NAN, "undecided"

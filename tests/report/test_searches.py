@@ -81,7 +81,7 @@ def test_an_unfinished_search_shows_the_points_it_has(tmp_path):
     ((search, found),) = report.searches
     assert found is not None and found.cells[0][2] is None
     assert found.cells[0][1] is not None and math.isnan(found.cells[0][1].score)
-    assert describe_search(search).startswith("5 of 6 points")
+    assert describe_search(search).startswith("4 of 6 points")
     assert report.is_of_search and len(report.runs) == 5
     assert 'alt="fedadam: train loss' in render(report, {"heat-map.svg": b"<svg/>"}, folder)
 

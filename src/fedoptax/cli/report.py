@@ -9,7 +9,7 @@ from fedoptax._files import finite_or_none
 from fedoptax._progress import status
 from fedoptax.cli.options import ReportForm
 from fedoptax.cli.printing import print_table
-from fedoptax.errors import RunError
+from fedoptax.errors import RunError, shorten
 from fedoptax.experiments.comparison import Compared
 from fedoptax.experiments.parsing import format_value
 from fedoptax.experiments.tuning import SearchResult, split_weighting
@@ -44,7 +44,7 @@ def report_comparison(done: Compared, as_json: bool = False) -> None:
         for result in results:
             _print_best(result, f"{result.search.algorithm}.")
         found = load_report(out)
-        print_table(short_table(found.table))
+        print_table([[shorten(name, 30), *cells] for name, *cells in short_table(found.table)])
         print(*(textwrap.fill(verdict.text, 80) for verdict in found.verdicts), sep="\n")
         print(f"all columns: {out / 'table.md'}\nreport: {page}")
     if done.diverged:

@@ -1,7 +1,7 @@
 """`fedoptax compare` and `fedoptax tune`."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,11 +14,14 @@ from fedoptax.cli.setup import command_line, note_rates, set_up
 from fedoptax.errors import UsageError
 from fedoptax.experiments import comparison, tuning
 from fedoptax.experiments.build import build, by_algorithm
-from fedoptax.experiments.grids import Zoom, choose_grids
+from fedoptax.experiments.grids import RANGES, Zoom, choose_grids
 from fedoptax.experiments.presets import Settings, find_grid
 from fedoptax.experiments.workers import open_executor
 from fedoptax.names import split_algorithms
 from fedoptax.tasks.task import Task
+
+FOOTING = ("rounds", "cohort_size", "batch_size", "local_epochs", "local_steps", "weighting", "wrappers")
+"""Options under which a search and a comparison with its best point should be the same."""
 
 
 def _grid(options: CompareForm | TuneForm, names: Sequence[str]) -> dict[str, str]:
@@ -42,9 +45,11 @@ def compare(options: CompareForm) -> None:
         if options.budget is not None and not any(isinstance(grid, Zoom) for grid in grids.values()):
             raise UsageError("budget applies to searches without --grid")
     task, settings, run = set_up(options, names, "compare")
-    tuned = _best_of_searches(options, names, task, settings)
+    here = tuning.shared_options({key: value for key, value in run.items() if key not in ("out", "overwrite")})
+    tuned = _best_of_searches(options, names, task, settings, here)
     grids = {name: grid for name, grid in grids.items() if name not in tuned}
-    rates = settings.rates | dict.fromkeys([*tuned, *grids], "tuned")
+    searched = [name for name, grid in grids.items() if grid.keys() & RANGES.keys()]
+    rates = settings.rates | dict.fromkeys([*tuned, *searched], "tuned")
     if len(set(rates.values())) > 1:
         origins = "; ".join(f"{name}: {origin}" for name, origin in rates.items())
         warning = f"learning rates have different sources ({origins}); --tune searches all of them with equal budgets"
@@ -63,10 +68,10 @@ def compare(options: CompareForm) -> None:
 def tune(options: TuneForm) -> None:
     """Run a search and write its report."""
     name = options.algorithm
-    if options.trials is not None and (options.search == "grid" or (options.grid and not options.search)):
-        raise UsageError("trials needs --search zoom or optuna")
     trials = tuning.BUDGET if options.trials is None else options.trials
     grid = choose_grids(_grid(options, [name]), options.set_, [name], trials)[name]
+    if options.trials is not None and (options.search == "grid" or not (options.search or isinstance(grid, Zoom))):
+        raise UsageError("trials needs --search zoom or optuna")
     if not grid:
         raise UsageError(f"grid is needed for {name}, because --set has all its rates")
     task, settings, run = set_up(options, [name], f"tune-{name}")
@@ -78,8 +83,13 @@ def tune(options: TuneForm) -> None:
     report_search(tuning.SearchResult.read(run["out"]), options.json)
 
 
-def _best_of_searches(options: CompareForm, names: list[str], task: Task, settings: Settings) -> list[str]:
-    """Put the best points of searches into the settings, unless typed, and return the algorithms that they are of."""
+def _best_of_searches(
+    options: CompareForm, names: list[str], task: Task, settings: Settings, here: Mapping[str, Any]
+) -> list[str]:
+    """Put the best points of searches into the settings, unless typed, and return the algorithms that they are of.
+
+    It warns of searches under other options than `here`, and by a seed that is compared.
+    """
     tuned, typed = [], by_algorithm("set", options.set_, names)
     for folder in options.from_:
         if not (folder / tuning.FILE).is_file():
@@ -90,8 +100,13 @@ def _best_of_searches(options: CompareForm, names: list[str], task: Task, settin
         if name not in names or set(others) - {"validation_fraction", "metrics"}:
             what = f"{others[0]} {of.get(others[0])}" if name in names else f"algorithm {name}"
             raise UsageError(f"from: '{folder}' is a search with {what}, which is not compared")
-        if sum(trial.status != "running" for trial in result.trials) < result.search.size:
+        if result.points_done < result.search.size:
             raise UsageError(f"from: '{folder}' is not finished: fedoptax resume {folder}")
+        there = result.search.options
+        unlike = [f"{one} {there.get(one)}, not {here.get(one)}" for one in FOOTING if there.get(one) != here.get(one)]
+        unlike += ["a seed of the comparison"] if result.search.seed < options.seeds else []
+        if unlike:
+            print(f"warning: the search for {name} was with {'; '.join(unlike)}", file=sys.stderr)
         settings.hyperparameters[name] = result.hyperparameters | typed[name]
         tuned.append(name)
     return tuned

@@ -15,7 +15,7 @@ from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
 from fedoptax.experiments import tuning
 from fedoptax.experiments.build import Algorithms, find_constructor, name_algorithms
-from fedoptax.experiments.grids import complete_grid
+from fedoptax.experiments.grids import RANGES, complete_grid
 from fedoptax.experiments.presets import choose_settings, describe_rates
 from fedoptax.experiments.record import split_options
 from fedoptax.experiments.selection import make_watch
@@ -146,7 +146,7 @@ def compare(
     searched = {name: grid for name, grid in grids.items() if grid or not budget}
     tunings = {name: tuning.Search.of_grid(name, grid, values[name], **more) for name, grid in searched.items()}
     origins = settings.rates | {name: describe_rates(name, values[name], (), "user") for name in explicit}
-    origins |= {**(rates or {}), **dict.fromkeys(tunings, "tuned")}
+    origins |= {**(rates or {}), **{name: "tuned" for name, grid in searched.items() if grid.keys() & RANGES.keys()}}
     comparison = Comparison(names, values, chosen, spec, stored, command, tunings, origins)
     if (folder / FILE).is_file() and not overwrite:
         earlier = Comparison.read(folder)

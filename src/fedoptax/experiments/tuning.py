@@ -25,7 +25,7 @@ from fedoptax.experiments.workers import Job, run_jobs
 from fedoptax.names import BASELINES
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.config import plain_options, read_config, read_record, write_record
-from fedoptax.storage.folder import Status, is_finished, locked, prepare, read_summary
+from fedoptax.storage.folder import ENDED, Status, is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
@@ -119,6 +119,11 @@ class SearchResult:
             score = search.rule.score(rows, status)
             trials.append(Trial({name: values.get(name) for name in search.grid}, score, status, place))
         return cls(search, trials, folder)
+
+    @property
+    def points_done(self) -> int:
+        """How many points have ended; others are interrupted, or still run."""
+        return sum(trial.status in (*ENDED, Status.DIVERGED) for trial in self.trials)
 
     @property
     def ranked(self) -> list[Trial]:

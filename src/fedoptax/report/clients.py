@@ -61,8 +61,8 @@ def tabulate_clients(bands: Sequence[ClientBands]) -> pd.DataFrame:
     if bands[0].ends.index.name == "name" and names:  # also those without a metric
         ends = ends.reindex(ends.index.union(names))
     clients = ends.mean(axis=1).sort_values().index
-    places = {name: place for place, name in enumerate(names or range(len(ends)))}
     sizes, counts = (partition.get(name) or [] for name in ("sizes", "label_counts"))
+    places = {name: place for place, name in enumerate(names or range(len(sizes)))}
     trained = [place if (place := places.get(client, len(sizes))) < len(sizes) else None for client in clients]
     columns = {"Training examples": ["none" if i is None else f"{sizes[i]:,}" for i in trained]}
     if counts and (positive := config.get("positive")):

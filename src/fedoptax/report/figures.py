@@ -138,6 +138,7 @@ def draw_client_bands(bands: Sequence[ClientBands]) -> Figure:
             axes.fill_between(band.rounds, values[low], values[high], color=color, alpha=alpha, lw=0)
         axes.plot(band.rounds, values[2], color=color)
         axes.set_title(visible(band.group.label, 34))
+        axes.xaxis.get_major_locator().set_params(integer=True)
     for axes in list(plots.flat)[len(bands) :]:
         axes.set_visible(False)
     figure.supxlabel("Round", fontsize=9, color=INK)
@@ -260,12 +261,14 @@ def draw_heat_map(heat_map: HeatMap) -> Figure:
 
 def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
     """Draw lines (or dots, without a grid) of the metric against one hyper-parameter; `places` are of the curves."""
-    columns, line_style = -(-len(profile.lines) // 16), "-" if profile.is_grid else "none"
+    columns, line_style = -(-len(profile.lines) // 16), "-" if profile.is_grid else ""
     figure = Figure(figsize=(4.2 + 1.6 * columns, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for place, (name, line) in enumerate(profile.lines.items()):
         style = style_of(places.get(name, place))
-        axes.plot(*zip(*line), line_style, color=style.light, marker=style.matplotlib_marker, label=visible(name))
+        axes.plot(
+            *zip(*line), linestyle=line_style, color=style.light, marker=style.matplotlib_marker, label=visible(name)
+        )
     if min(x for line in profile.lines.values() for x, _ in line) > 0:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")

@@ -8,6 +8,7 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 
 from fedoptax.engine.options import RunOptions, options_of
+from fedoptax.names import BASELINES
 from fedoptax.report.load import Run
 from fedoptax.report.words import describe_faults, format_count, format_setting, join_words
 
@@ -18,6 +19,8 @@ NOT_SETTINGS = {
     "task.data_dir", "algorithm.reference", "deployment.experiment", "rates", "metrics",
     *(name for name, about in options_of(RunOptions).items() if not about.changes_result),
 }  # fmt: skip
+#: Settings that make methods incomparable, unless they are what is compared.
+FOOTING = ("rounds", "cohort_size", "batch_size", "local_epochs", "local_steps")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +77,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     groups = []
     for index, (label, plain, of) in enumerate(zip(_labels(settings), settings, members.values(), strict=True)):
         metric, higher_is_better = of[0].metric, of[0].higher_is_better
-        task = sorted(item for item in plain.items() if item[0].startswith("task."))
-        problem = repr((task, metric, higher_is_better))
+        problem = repr((_task_of(plain), metric, higher_is_better))
         groups.append(Group(label, index, tuple(of), problem, of[0].config, metric, higher_is_better))
     return groups
 
@@ -96,14 +98,26 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: item for name, item in flat.items() if not {name, name.partition(".")[0]} & NOT_SETTINGS}
 
 
+def _task_of(plain: Mapping[str, str]) -> list[tuple[str, str]]:
+    return sorted(item for item in plain.items() if item[0].startswith("task."))
+
+
+def _differs(field: str, settings: Sequence[Mapping[str, str]]) -> bool:
+    return len({plain.get(field) for plain in settings}) > 1
+
+
 def _labels(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """Name each group by its algorithm and what distinguishes it from others of that name."""
+    """Name each group by its algorithm and what distinguishes it from others of that name, or makes footing unequal."""
     labels: list[str] = []
     for plain in settings:
         name = plain["algorithm.name"]
         namesakes = [other for other in settings if other["algorithm.name"] == name]
-        fields = dict.fromkeys(field for other in namesakes for field in other)
-        differing = [field for field in fields if len({other.get(field) for other in namesakes}) > 1]
+        rivals = [other for other in settings if _task_of(other) == _task_of(plain)]
+        rivals = [other for other in rivals if not {name, other["algorithm.name"]} & set(BASELINES)]
+        differing = [
+            field for field in dict.fromkeys(field for other in settings for field in other)
+            if _differs(field, namesakes) or (field in FOOTING and _differs(field, rivals))
+        ]  # fmt: skip
         parts = [f"{field.rsplit('.', 1)[-1]}={plain[field]}" for field in differing if field in plain]
         label = f"{name} ({', '.join(parts)})" if parts else name
         while label in labels:

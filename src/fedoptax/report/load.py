@@ -108,7 +108,7 @@ def find_folders(
     first: list[str] = []
     if (root / "compare.json").is_file():
         comparison = read_record(root / "compare.json")
-        first = list(comparison.get("algorithms") or [])
+        first = [name.replace(":", ".") for name in comparison.get("algorithms") or []]
     children = [child for child in root.iterdir() if child.is_dir() and not child.name.startswith(".")]
     for child in sorted(children, key=lambda child: _sort_key(child.name, first)):
         yield from find_folders(child, comparison)

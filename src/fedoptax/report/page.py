@@ -17,6 +17,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from fedoptax.engine.options import RunOptions, options_of
+from fedoptax.names import BASELINES
 from fedoptax.report.clients import tabulate_clients
 from fedoptax.report.curves import Axis, Curve, axis_limits, find_axes
 from fedoptax.report.groups import Group, title_of
@@ -62,7 +63,7 @@ def render(report: Report, figures: Mapping[str, bytes], folder: Path) -> str:
         points=POINTS if any(len(run.rows) > POINTS for run in report.runs) else None,
         winners=[verdict.leader for verdict in report.verdicts if verdict.is_clear],
         first=FIRST,
-        commands=list(dict.fromkeys(of.runs[0].command or describe_call(of) for of in report.groups)),
+        commands=list(dict.fromkeys(run.command or describe_call(of) for of in report.groups for run in of.runs)),
     )
 
 
@@ -168,6 +169,9 @@ def describe_call(group: Group) -> str:
     seeds = ", ".join(str(one.config["seed"]) for one in group.runs)
     task = {name: value for name, value in config["task"].items() if name != "description"}
     call = f"fedoptax.run(task, fedoptax.{algorithm['name']}({values}), {run}, seed=...)"
+    if algorithm["name"] in BASELINES or ":" in algorithm["name"]:
+        of = {algorithm["name"]: algorithm["hyperparameters"]}
+        call = f"fedoptax.compare(task, {list(of)}, out, hyperparameters={of}, {run}, seeds=...)"
     return f"# task: {task}, seeds: {seeds}\n{call}"
 
 

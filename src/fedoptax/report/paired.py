@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,10 +37,12 @@ def compare_seeds(one: Mapping[int, float], other: Mapping[int, float]) -> Paire
 
 
 def _test(differences: np.ndarray, mean: float, alternative: str) -> float:
-    """The p-value of a t-test; equal differences, of which t is infinite, decide it."""
+    """The p-value of a t-test. Equal differences have an infinite t: a sign test then; a margin they decide."""
     if np.ptp(differences) <= 1e-9 * np.abs(differences).max():
         gap = differences[0] - mean
-        return float(gap == 0 if alternative == "two-sided" else gap <= 0 if alternative == "greater" else gap >= 0)
+        if alternative == "two-sided":
+            return 1.0 if gap == 0 else 2.0 ** (1 - len(differences))
+        return float(gap <= 0 if alternative == "greater" else gap >= 0)
     return float(stats.ttest_1samp(differences, mean, alternative=alternative).pvalue)
 
 
@@ -59,14 +62,29 @@ def adjust_by_holm(p: Sequence[float]) -> list[float]:
 
 
 def compare_groups(rows: Sequence[dict[str, Any]]) -> None:
-    """Compare each group that completed with the one of the best mean, by paired tests over common seeds.
+    """Compare each group that completed with the one of its task of the best mean, by paired tests over common seeds.
 
-    Adds to every row of one task, for final values and, with `early_` and `rounds_` before the name, for early values
+    Adds to every row, for final values and, with `early_` and `rounds_` before the name, for early values
     and rounds to the target: `standing` (of the first one: `best` if every other is significantly behind, else
     `highest` or `lowest`), `pairs`, `behind` (the mean distance), its 95 % interval `low` to `high`, and `p`; for final
     shares `p_within_point` of equivalence. Final values, equivalence and early progress are a family of tests each,
-    with p-values adjusted by Holm's method.
+    over all tasks, with p-values adjusted by Holm's method.
     """
+    problems = [[row for row in rows if row["problem"] == name] for name in dict.fromkeys(r["problem"] for r in rows)]
+    for of_one in problems:
+        _compare_with_best(of_one)
+    for family in (("p",), ("p_within_point",), ("early_p", "rounds_p")):
+        places = [(row, name) for row in rows for name in family]
+        for (row, name), p in zip(places, adjust_by_holm([row[name] for row, name in places])):
+            row[name] = p
+    for of_one, prefix in product(problems, ("", "early_")):
+        leaders = [row for row in of_one if row[f"{prefix}standing"]]
+        others = [row for row in of_one if row["complete"] and not row[f"{prefix}standing"]]
+        if leaders and all(other[f"{prefix}p"] < LEVEL for other in others):
+            leaders[0][f"{prefix}standing"] = "best"
+
+
+def _compare_with_best(rows: Sequence[dict[str, Any]]) -> None:
     for prefix, values, sign in (("", "finals", 0), ("early_", "earlies", 0), ("rounds_", "arrivals", -1)):
         for row in rows:
             row |= {f"{prefix}{name}": math.nan for name in ("behind", "low", "high", "p", "p_within_point")}
@@ -86,12 +104,3 @@ def compare_groups(rows: Sequence[dict[str, Any]]) -> None:
             row["p_within_point"] = row["p_within_point"] if row["is_share"] else math.nan
         standing = "first" if prefix == "rounds_" else "highest" if sign > 0 else "lowest"
         leader |= {f"{prefix}behind": 0.0, f"{prefix}standing": standing}
-    for family in (("p",), ("p_within_point",), ("early_p", "rounds_p")):
-        places = [(row, name) for row in rows for name in family]
-        for (row, name), p in zip(places, adjust_by_holm([row[name] for row, name in places])):
-            row[name] = p
-    for prefix in ("", "early_"):
-        leaders = [row for row in rows if row[f"{prefix}standing"]]
-        others = [row for row in rows if row["complete"] and not row[f"{prefix}standing"]]
-        if leaders and all(other[f"{prefix}p"] < LEVEL for other in others):
-            leaders[0][f"{prefix}standing"] = "best"

@@ -87,6 +87,9 @@ def _judge(rows: Sequence[Row]) -> Verdict:
     (leader,) = [row for row in rows if row["standing"]]
     name, metric = leader["algorithm"], metric_words(leader["metric"])
     text = f"{name} has the {leader['standing']} final {metric}, {format_spread(leader['final'], leader['final_std'])}"
+    common = set.intersection(*(set(row["finals"]) for row in rows))
+    if common and any(row["finals"].keys() != common for row in rows):
+        text += f", by the mean over the {format_count(len(common), 'seed')} in common"
     if math.isfinite(leader["commonest"]):
         text += f", where the commonest class is {format_number(leader['commonest'])}"
     if any(math.isnan(row["final_std"]) for row in rows):
@@ -108,7 +111,7 @@ def _judge(rows: Sequence[Row]) -> Verdict:
 
 def _describe_tests(rows: Sequence[Row], prefix: str, higher_is_better: bool) -> str:
     """Say of which others the leader's distance is significant, with the next one's or the smallest p."""
-    others = [row for row in rows if not row[f"{prefix}standing"]]
+    others = [row for row in rows if not row[f"{prefix}standing"] and math.isfinite(row[f"{prefix}p"])]
     near = [row for row in others if not row[f"{prefix}p"] < LEVEL]
     if near:
         names = join_words([row["algorithm"] for row in near]) if len(near) <= 4 else f"{len(near)} others"

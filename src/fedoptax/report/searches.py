@@ -40,7 +40,7 @@ def describe_search(result: SearchResult) -> str:
     """Describe the search, its rule and its result."""
     search, best = result.search, result.best_or_none
     lost = sum(trial.status == "diverged" for trial in result.trials)
-    text = f"{len(result.trials)} of {search.size} points" + (f", of which {lost} diverged" if lost else "")
+    text = f"{result.points_done} of {search.size} points" + (f", of which {lost} diverged" if lost else "")
     text += f", ranked by the {metric_words(search.rule.metric)} {_last_rounds(search.rule.last)}"
     ranges = [_describe_values(name, values) for name, values in result.explored.items() if len(values) > 1]
     how = {"zoom": f"; coarse first, then finer around the best: {', '.join(ranges)}"}

@@ -47,8 +47,7 @@ def final_table(runs: Sequence[Run], target: float | None = None, early: int | N
         best = max((sign * other["final"] for other in ended or rivals), default=NAN)
         row["target"] = sign * (best - (1 - TARGET_SHARE) * abs(best)) if target is None else float(target)
         row |= _costs_to_target(group, row["target"])
-    for problem in dict.fromkeys(row["problem"] for row in rows):
-        compare_groups([row for row in rows if row["problem"] == problem])
+    compare_groups(rows)
     return pd.DataFrame(rows)
 
 
@@ -299,7 +298,7 @@ def short_table(table: pd.DataFrame) -> list[list[str]]:
     columns = [column for name in SHORT for column in shown_columns(table) if column.name == name]
     rows = [[c.text(row) if c.name != "behind" else write_behind(row, is_short=True) for c in columns]
         for row in table_rows(table)]  # fmt: skip
-    return [[column.header for column in columns], *([f"{name:.30}", *cells] for name, *cells in rows)]
+    return [[column.header for column in columns], *rows]
 
 
 def to_latex(table: pd.DataFrame) -> str:
