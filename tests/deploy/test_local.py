@@ -88,6 +88,7 @@ def test_init_writes_an_app_and_keys_once(tmp_path, capsys):
     assert (make(None).num_clients, make(1).num_clients) == (3, 1)
 
 
+SMALL_TASK = "import fedoptax as fx\nmake = lambda i: fx.load_task('digits', num_clients=2)"
 FAILING = "raise KeyError('age, of which the table has no column: ' + 300 * 'x')"
 
 
@@ -100,10 +101,12 @@ def test_a_task_of_the_current_folder_comes_into_the_app_and_is_called_before_an
     tmp_path, monkeypatch, capsys, text, reason
 ):
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(text)
     made = ["--nodes", 2, "--task", "mine:make", "--algorithm", "fedavg", "--set", "client_lr=0.1"]
-    assert fedoptax("deploy", "init", "new", *made) == 2
-    assert Path("new/app/fedoptax_app/task.py").read_text() == text
+    for source, status in ((text, 2), (SMALL_TASK, 0)):
+        Path("mine.py").write_text(source)
+        assert fedoptax("deploy", "init", "new", *made) == status and Path("new").exists() == (status == 0)
+    assert Path("new/app/fedoptax_app/task.py").read_text() == SMALL_TASK
+    Path("new/app/fedoptax_app/task.py").write_text(text)
     assert fedoptax("deploy", "local", "--app", "new", "--out", "out") == 2
     assert capsys.readouterr().err.count(reason) == 2 and not Path("out").exists() and not Path("new/nodes").exists()
 

@@ -127,6 +127,19 @@ def test_a_file_that_does_not_fit_is_refused_at_its_node_and_the_others_go_on(ta
     assert "lacks 'dose'" in capsys.readouterr().err
 
 
+def test_sums_that_no_rows_can_have_are_left_out(tables, monkeypatch):
+    _, schema, files = tables
+    made, lines, add_up = deployment_of(schema, len(files)), [], add_up_own
+
+    def lie(deployment, source, first):
+        sums, numbers = add_up(deployment, source, first)
+        return {**sums, "squares": sums["squares"] + 1e300 * (len(source.train["y"]) == 2)}, numbers
+
+    monkeypatch.setitem(Nodes.send.__globals__, "add_up_own", lie)
+    gather_statistics(made, Nodes(made, files), IDENTITY, lines.append, lambda seconds: None)
+    assert "partition 3 (node node-3): reply left out: statistics: more than 2 rows can have" in lines[0]
+
+
 def test_an_app_with_a_schema_is_written_and_what_it_cannot_have_is_refused(tables):
     def make(more):
         given = parse(f"fedoptax deploy init app --schema {tables[1]} {TRAINING} {more}").params
@@ -141,14 +154,14 @@ def test_an_app_with_a_schema_is_written_and_what_it_cannot_have_is_refused(tabl
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("more", ["", "--secure-aggregation 8"])
+@pytest.mark.parametrize("more", ["--cohort-size 4", "--secure-aggregation 8 --cohort-size 3"])
 def test_four_nodes_give_the_parameters_and_metrics_of_the_simulation(tables, tmp_path, monkeypatch, more):
     whole, schema, files = tables
     monkeypatch.chdir(tmp_path)
     given = " ".join(f"--data-file {file}" for file in files)
     command = f"deploy local --schema {schema} {given} {TRAINING} {more} --out runs/network"
     assert fedoptax(*shlex.split(command)) == 0
-    task = f"--task file:{whole} --schema {schema} --cohort-size 4"
+    task = f"--task file:{whole} --schema {schema}"
     assert fedoptax(*shlex.split(f"run {task} {TRAINING} {more} --out runs/simulated")) == 0
     there, here = (read_arrays(Path("runs", name, "params.npz")) for name in ("network", "simulated"))
     for name in here:

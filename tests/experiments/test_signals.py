@@ -33,6 +33,15 @@ def test_the_first_signal_waits(number):
         assert stop() == number
 
 
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_whose_exception_was_lost_stops_the_rounds_that_follow(number):
+    with terminable():
+        with pytest.raises(KeyboardInterrupt):  # which JAX loses in a callback of the garbage collector
+            os.kill(os.getpid(), number)
+        with deferred_interrupt() as stop:
+            assert stop() == number
+
+
 def test_only_a_second_ctrl_c_stops_at_once():
     with deferred_interrupt() as stop:
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):

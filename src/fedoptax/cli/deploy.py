@@ -2,9 +2,10 @@
 
 import json
 import shlex
+import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
@@ -44,11 +45,10 @@ def init(options: InitForm) -> None:
     count = len(options.key) or check_int("nodes", 4 if options.nodes is None else options.nodes)
     if options.nodes not in (None, count):
         raise UsageError(f"nodes must be {count}, the number of keys, got {options.nodes}")
+    _check_files("key", options.key)
     keys = make_keys(0 if options.key else count, options.host)
     keys |= {f"node-{partition}.pub": file.read_bytes() for partition, file in enumerate(options.key)}
-    deployment = replace(make_deployment(options, count), **describe_keys(keys))
-    write_app(options.folder / "app", deployment)
-    write_keys(options.folder / "keys", keys)
+    deployment = _write_new(options.folder, make_deployment(options, count), keys)
     write_atomically(options.folder / "nginx.conf", make_proxy().encode())
     for partition, node in deployment.nodes.items():
         print(f"partition {partition}: {node}")
@@ -57,11 +57,11 @@ def init(options: InitForm) -> None:
         more = " --data-file FILE ..., one for each node" if deployment.task["name"] == TABLE else ""
         print(f"try it here with: fedoptax deploy local --app {shlex.quote(str(options.folder))}{more}")
     _print_simulation(deployment)
-    check_task(options.folder / "app", count)
 
 
 def add_node(options: AddNodeForm) -> None:
     """Write a key into the app's table of nodes."""
+    _check_files("key", [options.key])
     public = options.key.read_bytes()
     node = describe_node(public)
     partition = place_node(options.folder / "app", options.partition, node)
@@ -76,13 +76,15 @@ def local(options: LocalForm) -> None:
     if options.resume is not None and options.out not in (None, options.resume):
         raise UsageError(f"out must be the folder in --resume, got '{options.out}'")
     out = options.resume or options.out or Path("runs") / "deployment"
-    default_work = out.with_name(out.name + "-network")
+    default_work = _work_folder(out)
     work, is_new = options.app or default_work, options.app is None and options.resume is None
     if options.resume is None:
         prepare(out)
     if is_new:
         check_empty(work)
         nodes = len(options.data_file) or check_int("nodes", 4 if options.nodes is None else options.nodes)
+        if options.nodes not in (None, nodes):
+            raise UsageError(f"nodes must be {nodes}, the number of data files, got {options.nodes}")
         deployment = make_deployment(options, nodes)
     else:
         deployment, nodes = _read_app(options, work)
@@ -91,8 +93,7 @@ def local(options: LocalForm) -> None:
     if len(options.data_file) != files:
         what = f"{files} files, one for each node" if files else "no file without --schema"
         raise UsageError(f"data_file must name {what}, got {len(options.data_file)}")
-    if missing := [file for file in options.data_file if not file.is_file()]:
-        raise UsageError(f"data_file must be a file that exists, got '{missing[0]}'")
+    _check_files("data_file", options.data_file)
     ports, limits = (options.port, options.node_port), (options.time_limit, options.start_timeout)
     federation = LocalFederation(work, nodes, *ports, *limits, options.data_dir, options.data_file)
     rounds = options.run.get("rounds", deployment.rounds)
@@ -101,10 +102,9 @@ def local(options: LocalForm) -> None:
             rounds = read_json(out / "config.json")["rounds"]
         check_int("rounds", rounds, least_total(out, options.resume_round))
     if is_new:
-        keys = make_keys(nodes)
-        write_app(work / "app", replace(deployment, **describe_keys(keys)))
-        write_keys(work / "keys", keys)
-    check_task(work / "app", nodes)
+        _write_new(work, deployment, make_keys(nodes))
+    else:
+        check_task(work / "app", nodes)
     _print_simulation(replace(deployment, rounds=rounds))
     remedy = f"continue with: fedoptax deploy local --resume {shlex.quote(str(out))} --rounds {rounds}"
     places = [("app", work if work != default_work else None), ("data-dir", options.data_dir)]
@@ -124,7 +124,7 @@ def local(options: LocalForm) -> None:
 def resume_deployment(options: ResumeForm, changes: Mapping[str, Any]) -> None:
     """Continue a deployment on this machine with changed options."""
     folder = options.folder
-    if not folder.with_name(f"{folder.name}-network").is_dir():
+    if not _work_folder(folder).is_dir():
         remedy = f"with flwr run and resume=true, or here with fedoptax deploy local --resume {folder} --app FOLDER"
         raise UsageError(f"'{folder}' is a deployment on other machines: continue {remedy}")
     for name in changes.keys() - {"resume_round", "rounds"}:
@@ -184,6 +184,8 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
         task_arguments["schema"] = Schema.read(str(options.schema)).to_toml()
         run = {"eval_fraction": float("asynchronous" not in run), "max_examples": MOST_EXAMPLES} | run
     if is_own_function(options.task):
+        if task_arguments and not is_table:
+            raise UsageError(f"{next(iter(task_arguments))} cannot be used with a task that is a function")
         run = {"cohort_size": nodes} | run
     else:
         if "num_clients" in recipe_of(options.task).option_types():
@@ -200,6 +202,29 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
     if task is not None:
         make_plan(deployment.run_options, task, algorithm, name)
     return deployment
+
+
+def _write_new(folder: Path, deployment: Deployment, keys: dict[str, bytes]) -> Deployment:
+    """Write an app with its keys, or nothing if its task cannot be built, and return its deployment."""
+    deployment = replace(deployment, **describe_keys(keys))
+    write_app(folder / "app", deployment)
+    try:
+        check_task(folder / "app", len(deployment.nodes))
+    except UsageError:
+        shutil.rmtree(folder)
+        raise
+    write_keys(folder / "keys", keys)
+    return deployment
+
+
+def _work_folder(out: Path) -> Path:
+    """Return where the app and the processes of a run folder are; `out` may be `.`, which has no name of its own."""
+    return out.with_name(f"{out.name}-network") if out.name else _work_folder(out.absolute())
+
+
+def _check_files(name: str, files: Sequence[Path]) -> None:
+    if missing := [file for file in files if not file.is_file()]:
+        raise UsageError(f"{name} must be a file that exists, got '{missing[0]}'")
 
 
 def _print_simulation(deployment: Deployment) -> None:
@@ -233,4 +258,4 @@ def _run(federation: LocalFederation, out: Path, overrides: dict[str, Any], labe
         federation.run(work / "app", config, log, watch)
     summary = read_summary(out)
     if summary.get("status") != "completed" or summary == before:  # then the run did not begin
-        raise RunError(summary.get("message") or last_words(log))
+        raise RunError((summary != before and summary.get("message")) or last_words(log))

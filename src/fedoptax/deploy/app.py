@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict
 from fedoptax import __version__
 from fedoptax._files import write_atomically
 from fedoptax.deploy.config import TABLE, Deployment, build_task, from_table, is_own_function, to_table
+from fedoptax.engine.plan import make_plan
 from fedoptax.errors import UsageError, check_int
 
 NAME, PACKAGE = "federation", "fedoptax_app"
@@ -62,7 +63,7 @@ def write_app(folder: Path, deployment: Deployment, name: str = NAME) -> None:
 def check_task(folder: Path, nodes: int) -> None:
     """Call the task function of an app, if it has one, as the server will.
 
-    If it fails, or its task has another number of clients, that is a `UsageError`.
+    If it fails, or its task has another number of clients or does not fit the options, that is a `UsageError`.
     """
     deployment = read_app(folder)
     if is_own_function(name := str(deployment.task["name"])) and name != TABLE:
@@ -70,9 +71,11 @@ def check_task(folder: Path, nodes: int) -> None:
         for module in [module for module in sys.modules if module.startswith(PACKAGE)]:
             del sys.modules[module]  # of another app
         try:
-            check_int("clients", build_task(deployment).num_clients, nodes, nodes)
+            task = build_task(deployment)
+            check_int("clients", task.num_clients, nodes, nodes)
         except Exception as error:  # whatever a user's module raises
             raise UsageError(f"task '{name}' fails at the server: {type(error).__name__}: {error}") from error
+        make_plan(deployment.run_options, task, deployment.build_algorithm(), deployment.algorithm)
 
 
 def read_app(folder: Path) -> Deployment:

@@ -91,6 +91,8 @@ def run_deployment(deployment: Deployment, task: Task | None, network: Network, 
         with interruptible_sleep() as (_, sleep):
             prepared = identity.get("prepared") or gather_statistics(deployment, network, identity, log, sleep)
         identity, task = identity | {"prepared": prepared}, build_table_task(deployment, prepared)
+    if deployment.build_algorithm().client_params is not None:  # only the nodes can evaluate theirs
+        task = without_held_out(task)
     make = EvaluationOnly if deployment.evaluate else NetworkRounds
     rounds = make(deployment, task, network, folder, identity, log)
     algorithm = {"name": deployment.algorithm, "hyperparameters": dict(deployment.hyperparameters)}

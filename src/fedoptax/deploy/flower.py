@@ -106,6 +106,7 @@ class Node:
             end_after_reply()
         StateFolder(self.states, order.experiment, self.partition).accept(order)
         encode: Any = encode_sums
+        place = "statistics" if "statistics" in fields else SECURE  # memories of their own: both have rounds 0 and 1
         if "statistics" in fields:
             examples, cohort_size = len(self.source.train["y"]), len(deployment.nodes)
             compute: Any = partial(add_up_own, deployment, self.source, str(fields["statistics"]))
@@ -118,13 +119,13 @@ class Node:
             encode = partial(encode_upload, client.algorithm, SecureMean(deployment.secure_aggregation or 0.0))
         if deployment.secure_aggregation is None:
             return compute()
-        minimum, memory = threshold(cohort_size, Limits(deployment.quorum)), dict(records.get(SECURE, {}))
+        minimum, memory = threshold(cohort_size, Limits(deployment.quorum)), dict(records.get(place, {}))
 
         def contribute(weight: float) -> Any:
             return encode(weight, *compute())
 
         sent = answer(self.partition, minimum, arrays, fields, memory, examples, contribute)
-        records[SECURE] = ConfigRecord(memory)
+        records[place] = ConfigRecord(memory)
         return sent
 
 

@@ -64,7 +64,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     recent = [line["seconds"] for line in rounds[-RECENT:] if "seconds" in line]
     means = {phase: fmean(line[phase] for line in recent) for phase in (recent or [{}])[0]}
     state = {"rounds": config["rounds"], "done": len(rounds), "seconds": means, "left_out": list_left_out(rounds)}
-    return {"nodes": {}, **read_summary(folder), **state, **now}
+    return {"nodes": {}, "status": Status.RUNNING, **read_summary(folder), **state, **now}
 
 
 def describe_status(state: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ hears that it does not fit.
 """
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,6 +34,7 @@ from fedoptax.tasks.registry import CUSTOM
 from fedoptax.tasks.tables import default_metrics, learn_table
 from fedoptax.tasks.task import Task, with_metrics
 
+LARGEST = float(np.finfo(np.float32).max)  # of a cell
 OPTIONS = ("schema", "model", "loss", "class_weight", "metrics", "test_fraction")
 
 
@@ -83,13 +85,17 @@ def gather_statistics(
     def make_order(partition: int) -> dict[str, Any]:
         return order
 
-    def check_sums(sums: Sums) -> Sums:
+    def check_sums(sums: Sums, rows: float = math.inf) -> Sums:
         if any(values.min(initial=0) < 0 for name, values in sums.items() if name != "total"):
             raise WireError("statistics: counts or squares below 0")
+        bounds = {"total": rows * LARGEST, "squares": rows * LARGEST**2}
+        if any(np.abs(values).max(initial=0) > bounds.get(name, rows) for name, values in sums.items()):
+            raise WireError(f"statistics: more than {rows:g} rows can have")
         return sums
 
     def check(raw: RawReply) -> Reply:
-        return Reply(check_sums(unpack(raw.arrays, form)), 0.0, check_count(raw.numbers, 2**31))
+        count = check_count(raw.numbers, deployment.max_examples or 2**31)
+        return Reply(check_sums(unpack(raw.arrays, form), count), 0.0, count)
 
     secure_sum = SecureSum(network, limits, log, sleep, make_order, minimum, 2**31, {}, KIND)
     for phase in range(2):

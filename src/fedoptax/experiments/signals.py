@@ -12,6 +12,7 @@ from typing import Any
 POLITE = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))  # Windows has one
 """The signals that ask a process to end: of `kill`, of batch systems, and of a terminal that closes."""
 _answer: ContextVar[Callable[[], int] | None] = ContextVar("answer", default=None)
+_received: ContextVar[list[int] | None] = ContextVar("received", default=None)
 
 
 @contextmanager
@@ -25,7 +26,8 @@ def deferred_interrupt() -> Iterator[Callable[[], int]]:
     if (answer := _answer.get()) is not None:
         yield answer
         return
-    received: list[int] = []
+    earlier = _received.get()  # of a signal whose KeyboardInterrupt was lost, as in a callback of the garbage collector
+    received: list[int] = [] if earlier is None else earlier
 
     def handler(number: int, frame: Any) -> None:
         if received:
@@ -68,9 +70,9 @@ def answering(answer: Callable[[], int]) -> Iterator[None]:
 
 @contextmanager
 def terminable() -> Iterator[Callable[[], int]]:
-    """Within it, SIGTERM and SIGHUP raise `KeyboardInterrupt`, so that a process ends in good order wherever it is.
+    """Within it, signals raise `KeyboardInterrupt`, so that a process ends in good order wherever it is.
 
-    The yielded function returns the number of the signal that came, or 0.
+    The yielded function returns the number of the signal that came, or 0. Rounds that begin after one stop at once.
     """
     received: list[int] = []
 
@@ -78,8 +80,12 @@ def terminable() -> Iterator[Callable[[], int]]:
         received.append(number)
         raise KeyboardInterrupt
 
-    with _handled(handler):
-        yield lambda: received[0] if received else 0
+    token = _received.set(received)
+    try:
+        with _handled(handler, signal.SIGINT):
+            yield lambda: received[0] if received else 0
+    finally:
+        _received.reset(token)
 
 
 @contextmanager
