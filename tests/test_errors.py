@@ -6,15 +6,7 @@ from functools import partial
 import jax
 import numpy as np
 
-from fedoptax.errors import (
-    RunError,
-    check_choice,
-    check_flag,
-    check_int,
-    check_number,
-    check_positive,
-    shorten,
-)
+from fedoptax.errors import RunError, check_choice, check_flag, check_int, check_number, check_positive, shorten
 from refusals import refusals
 
 

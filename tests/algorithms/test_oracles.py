@@ -231,10 +231,7 @@ for state, decay in (("reset", 0.0), ("average", 0.0), ("server", 0.5)):
         lambda p, state=state, decay=decay: shared_state.run_momentum(p, 0.05, 0.8, 0.9, state, server_decay=decay),
         weighting="examples",
     )
-ADAALTER: list[dict[str, Any]] = [
-    {"lr": 0.2, "eps": 0.3, "b0": 0.5},
-    {"lr": falling(0.1), "eps": 0.1, "b0": 0.1},
-]
+ADAALTER: list[dict[str, Any]] = [{"lr": 0.2, "eps": 0.3, "b0": 0.5}, {"lr": falling(0.1), "eps": 0.1, "b0": 0.1}]
 LOOKAHEAD: list[dict[str, Any]] = [
     {"client_lr": 0.02, "alpha": 0.5, "b2": 0.999, "eps": 1e-3},
     {"client_lr": falling(0.02), "alpha": 0.8, "b2": 0.9, "eps": 1e-2},

@@ -114,10 +114,8 @@ def test_private_keys_have_mode_600_and_certificates_name_their_hosts(tmp_path):
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "keys").iterdir()}
     private = {name for name, mode in modes.items() if mode == 0o600}
-    assert (
-        private == {"server.key", "signing.key", "node-0", "node-1"}
-        and (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
-    )
+    assert private == {"server.key", "signing.key", "node-0", "node-1"}
+    assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
     contents = {path.name: path.read_bytes() for path in (tmp_path / "keys").iterdir()}
     assert {name for name, content in contents.items() if b"PRIVATE KEY" in content} == private
     ca, server = (x509.load_pem_x509_certificate(contents[name]) for name in ("ca.crt", "server.crt"))

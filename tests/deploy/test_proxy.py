@@ -49,10 +49,7 @@ def test_address_and_ca_let_nobody_register_run_or_stop(tmp_path):
     given = deployment("fedadam", task=TASK, rounds=1, cohort_size=1, wait_limit=60.0, out=str(tmp_path / "run"))
     package = write_network(tmp_path, given, 1, "altered")
     (package / "client_app.py").write_text(CLIENT.format(marker=str(marker)))
-    with (
-        LocalFederation(tmp_path, 1, time_limit=400) as federation,
-        proxy(tmp_path, federation.port) as port,
-    ):
+    with LocalFederation(tmp_path, 1, time_limit=400) as federation, proxy(tmp_path, federation.port) as port:
         federation.nodes[0].terminate()
         federation.nodes[0].wait()
         federation.start_node(0, port=port)
@@ -77,9 +74,7 @@ def test_address_and_ca_let_nobody_register_run_or_stop(tmp_path):
         for method in METHODS:
             assert ask(tmp_path, port, f"/v1/fleet/{method}") == 401, method  # Flower's answer: no key has signed it
             assert ask(tmp_path, port, f"/v1/fleet/{method}", "GET") == 403
-        assert (
-            ask(tmp_path, federation.port, "/v1/control/list-nodes") == 200
-        )  # the loopback interface is the operator's
+        assert ask(tmp_path, federation.port, "/v1/control/list-nodes") == 200, "the operator's, on the loopback"
         assert not marker.exists() and "key" not in (tmp_path / "nginx.log").read_text()
 
         federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)

@@ -87,10 +87,8 @@ def test_a_resumed_run_keeps_the_same_and_stops_at_the_same_round(tmp_path):
 
 def test_early_stopping_follows_the_metric_of_keep():
     watch = make_watch(TASK, RunOptions(keep="best:test_nll", stop_after=2, rounds=9))
-    assert (
-        watch.stopping.metric == "test_nll"
-        and make_watch(TASK, RunOptions(stop_after="2:nll")).stopping.metric == "val_nll"
-    )
+    assert watch.stopping.metric == "test_nll"
+    assert make_watch(TASK, RunOptions(stop_after="2:nll")).stopping.metric == "val_nll"
 
 
 def test_the_last_round_of_a_run_that_is_continued_stays_the_best(tmp_path, monkeypatch):

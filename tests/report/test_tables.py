@@ -144,9 +144,7 @@ def test_early_progress_has_tests_of_its_own(tmp_path):
 
 def test_groups_of_other_rounds_and_seeds_are_compared_by_what_they_share(tmp_path):
     for seed, values in enumerate([[0.5, 0.6], [0.7, 0.8], [0.6, 0.7], [0.1, 0.1]]):
-        write_run(
-            tmp_path / f"a-{seed}", values, seed=seed
-        )  # ahead of b in each seed, behind it in the mean of its own
+        write_run(tmp_path / f"a-{seed}", values, seed=seed)  # ahead of b in each seed, not in the mean of its own
         if seed < 3:
             behind = [value - 0.05 + (seed - 1) / 1000 for value in values] * 10
             write_run(tmp_path / f"b-{seed}", behind, seed=seed, name="fedavg")
