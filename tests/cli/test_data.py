@@ -70,7 +70,7 @@ def test_what_is_understood_of_a_table_is_shown_with_what_looks_like_ids(capsys)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
         "clients: 4, as 'site' names them; 16 to 16 training examples each",
-        "examples: 3 features (number, region, height); 2 classes (a 53, b 27)",
+        "examples: 3 features (number, region, height); 2 classes (a 53, b 27), positive b",
         "split: 64 training examples, 16 test examples",
     ]
     assert lines[3].startswith("warning: column 'number' differs in every row") and "drop=number" in lines[3]

@@ -14,7 +14,7 @@ def predict(options: PredictForm) -> None:
     """Predict the examples of a file, and write or print the predictions; or answer a prompt."""
     if options.prompt is not None and options.input is None:
         if options.out or options.evaluate or options.top != 1 or options.threshold is not None:
-            raise UsageError("prompt cannot be used with out, evaluate, top or threshold")
+            raise UsageError("prompt cannot be used with `out`, `evaluate`, `top` or `threshold`")
         from fedoptax.storage.adapter import load_adapted  # imports JAX
 
         for piece in load_adapted(options.folder, options.params).answer(options.prompt, options.tokens):
@@ -22,9 +22,9 @@ def predict(options: PredictForm) -> None:
         print()
         return
     if options.input is None or options.prompt is not None:
-        raise UsageError("predict needs either input or prompt")
+        raise UsageError("predict needs either `input` or `prompt`")
     if options.evaluate is not None and (options.out is not None or options.top != 1):
-        raise UsageError("evaluate prints metrics: it takes neither out nor top")
+        raise UsageError("evaluate prints metrics: it takes neither `out` nor `top`")
     if options.out is not None:
         check_choice("out", options.out.suffix, ENDINGS)
     from fedoptax.storage.model import load_model  # imports JAX

@@ -142,6 +142,9 @@ def _load_table(
         texts = [name for name in (label, client, split) if name is not None]
         others = [name for name in header if name not in (*texts, *drop)]
         columns = others if features is None else [features] if isinstance(features, str) else list(features)
+        if label not in header:
+            known = shorten(", ".join(map(repr, header)))
+            raise DataError(f"{path} lacks {label!r}: name the label by label_column; it has {known}")
         readers.check_columns(path, header, [*texts, *columns, *drop])
         schema = infer_file(path, label, client, target, columns, **cells)
     else:

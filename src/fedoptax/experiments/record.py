@@ -39,8 +39,8 @@ class Record(Options):
     out: str | Path | None = option(None, "A new folder for config, history, checkpoints, summary and final "
         "parameters; None writes nothing.", PATH)  # fmt: skip
     overwrite: bool = option(False, "Remove earlier results in `out`.", check_flag)
-    resume_from: str | Path | None = option(None, "A run folder to continue from its last checkpoint; results go to "
-        "`out`, by default the same folder.", PATH)  # fmt: skip
+    resume_from: str | Path | None = option(None, "A run folder to continue from its last checkpoint, by the same "
+        "algorithm, as only the command line checks; results go to `out`, by default there.", PATH)  # fmt: skip
     resume_round: int | None = option(None, "The round of the checkpoint to start from; later rounds are repeated.")
     checkpoint_every: float = option(60.0, "Seconds between checkpoints, at least ten times what one takes.", FROM_0)
     trackers: Sequence[str | Tracker] = option((), "Names in `fedoptax.trackers.TRACKERS`, or objects that are such a "

@@ -100,7 +100,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def describe_end(
-    status: Status, reason: str | None, done: int, total: int, label: str, seed: int
+    status: Status, reason: str | None, done: int, total: int, label: str, seed: int, is_saved: bool
 ) -> tuple[Status, str | None]:
     """Return the status of a run that ended, and one line about it."""
     match status:
@@ -111,7 +111,8 @@ def describe_end(
         case Status.STOPPED_EARLY:
             return status, f"stopped early after round {done} of {total}: {reason}"
     why = reason or "loss or state is not finite"
-    return status, f"{label} diverged in round {done + 1} (seed {seed}): {why}; the state after round {done} is saved"
+    saved = f"; the state after round {done} is saved" if is_saved else ""
+    return status, f"{label} diverged in round {done + 1} (seed {seed}): {why}{saved}"
 
 
 def raise_unless_completed(result: RunResult) -> RunResult:

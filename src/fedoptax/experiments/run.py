@@ -121,7 +121,7 @@ def run_rounds(
             run_on_all_or_fail(observer.save_if_due)
             signal = int(gather_from_all(np.int32(stop())).max())
             status, message = _next_status(step, watch, signal, len(history) >= total)
-        status, message = describe_end(status, message, len(history), total, record.label, config["seed"])
+        status, message = describe_end(status, message, len(history), total, record.label, config["seed"], has_folder)
         params, best_params = rounds.finish(), watch.best_params
         notes = rounds.evaluate_end(params if best_params is None else best_params) if status in ENDED else {}
         run_on_all_or_fail(observer.at_end, RunEnd(status, message, params, notes))

@@ -134,7 +134,8 @@ class TrainedModel:
         if "schema" not in self.inputs or len(self.classes or ()) > MOST_COLUMNS:
             raise UsageError(f"evaluate needs a model of a table with at most {MOST_COLUMNS} classes")
         table = self.predict_file(path, threshold=threshold)
-        check_columns(path, table.columns.difference(["prediction", "probability"]), [label])
+        own = [name for name in table.columns if name != "prediction" and not name.startswith("probability")]
+        check_columns(path, own, [label])
         if not len(table):
             raise DataError(f"{path} has no rows")
         if self.classes is None:

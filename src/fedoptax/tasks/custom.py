@@ -18,7 +18,7 @@ from fedoptax.errors import UsageError, check_int, shorten
 from fedoptax.tasks.images import cross_entropy
 from fedoptax.tasks.recipe import PREFIX, Recipe, TaskOptions, make_task
 from fedoptax.tasks.tables import class_weights, default_metrics, learn_table
-from fedoptax.tasks.task import Task, with_metrics
+from fedoptax.tasks.task import Task, positive_class, with_metrics
 
 MAX_CLASSES = 10  # that are counted one by one before the first round
 
@@ -104,6 +104,7 @@ def describe_data(task: Task, source: Source, how: str) -> list[str]:
         counts = np.bincount(y, minlength=source.num_classes)
         classes = ", ".join(f"{name} {count:,}" for name, count in zip(names[:MAX_CLASSES], counts))
         learned = f"{source.num_classes} classes ({classes}{', ...' if len(names) > MAX_CLASSES else ''})"
+        learned += f", positive {names[positive_class(task)]}" if source.num_classes == 2 else ""
     else:
         learned = f"a number to predict ({y.min():g} to {y.max():g}, mean {y.mean():.4g})"
     tested = 0 if task.test is None else len(task.test["y"])
