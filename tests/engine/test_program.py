@@ -14,10 +14,9 @@ def test_one_compilation_serves_any_number_of_rounds_and_every_seed():
     built = program(task, Fixed(algorithm), Plan(3, LocalWork(4)), ())
     fx.run(task, algorithm, rounds=3, cohort_size=3, batch_size=4)
     compiled = built.compile_seconds()
-    assert compiled > 0
     for seed in (1, 2):
         fx.run(task, algorithm, rounds=9 + seed, cohort_size=3, batch_size=4, seed=seed, eval_every=2)
-    assert built.compile_seconds() == compiled
+    assert built.compile_seconds() == compiled > 0
 
 
 def test_a_sweep_compiles_once_and_keeps_diverged_points():

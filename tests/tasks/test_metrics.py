@@ -165,8 +165,8 @@ def test_a_metric_says_which_way_is_better_and_the_short_form_by_its_name():
     found = {name: metric.higher_is_better for name, metric in describe_metrics(task).items()}
     assert found == {"loss_rate": True, "my_error": False, "gain": True, "cost": False}
     assert primary_metric(replace(task, primary_metric=None)) == "cost"
-    unsaid = replace(task, primary_metric="my_error", higher_is_better=None)
-    assert not describe_metrics(unsaid)["my_error"].higher_is_better
+    found = describe_metrics(replace(task, primary_metric="my_error", higher_is_better=None))
+    assert not found["my_error"].higher_is_better
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ def deferred_interrupt() -> Iterator[Callable[[], int]]:
     if (answer := _answer.get()) is not None:
         yield answer
         return
-    earlier = _received.get()  # of a signal whose KeyboardInterrupt was lost, as in a callback of the garbage collector
+    earlier = (
+        _received.get()
+    )  # of a signal that was lost with its KeyboardInterrupt, as in a garbage collector's callback
     received: list[int] = [] if earlier is None else earlier
 
     def handler(number: int, frame: Any) -> None:

@@ -36,7 +36,7 @@ STOP = ".stop.tmp"
 """The file that tells the workers to stop after the current rounds."""
 ATTEMPTS = 3
 POLL = 0.1  # seconds
-EVERY = 1.0  # seconds, a worker writes how far its job is
+EVERY = 1.0  # seconds between two of a worker's notes on how far its job is
 
 
 class Job(NamedTuple):

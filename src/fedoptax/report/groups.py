@@ -19,7 +19,7 @@ NOT_SETTINGS = {
     "task.data_dir", "algorithm.reference", "deployment.experiment", "rates", "metrics",
     *(name for name, about in options_of(RunOptions).items() if not about.changes_result),
 }  # fmt: skip
-#: Settings that make methods incomparable, unless they are what is compared.
+#: Settings that should be equal where methods are ranked, so that rows name them where they are not.
 FOOTING = ("rounds", "cohort_size", "batch_size", "local_epochs", "local_steps")
 
 
