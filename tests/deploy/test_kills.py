@@ -38,7 +38,7 @@ class Chaos:
 
     def __init__(self, federation: LocalFederation, seed: int) -> None:
         self.federation, self.work, self.rng = federation, federation.work, random.Random(seed)
-        (self.port,) = free_ports(1)
+        (self.port,) = free_ports([0])
         (self.work / "nginx.conf").write_text(make_proxy(self.port, federation.port))
         self.due = sorted((self.rng.randint(2, LAST), self.rng.random(), kind) for kind in VICTIMS)
         self.done, self.returns = list[str](), 0.0

@@ -117,9 +117,8 @@ class LocalFederation:
 
     def _start(self) -> None:
         keys, home = self.work / "keys", self.work / "flower"
-        port, *node_ports = free_ports(1 + self.num_nodes)
-        self.port = self.port or port
-        self._node_ports = range(self.node_port, self.node_port + self.num_nodes) if self.node_port else node_ports
+        of_nodes = [self.node_port and self.node_port + node for node in range(self.num_nodes)]
+        self.port, *self._node_ports = free_ports([self.port, *of_nodes])
         link = {"address": f"{ADDRESS}:{self.port}", "root-certificates": str(keys / "ca.crt")}
         write_atomically(home / "config.toml", tomli_w.dumps({"superlink": {"default": NAME, NAME: link}}).encode())
         command = [
@@ -206,10 +205,15 @@ def is_server_app(process: psutil.Process) -> bool:
     return False
 
 
-def free_ports(count: int) -> list[int]:
-    """Return free ports of the loopback interface."""
+def free_ports(wanted: Sequence[int]) -> list[int]:
+    """Return the wanted ports of the loopback interface, some other for each 0; a `RunError` if one is in use."""
+    sockets: list[socket.socket] = []
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server((ADDRESS, 0))) for _ in range(count)]
+        for port in wanted:
+            try:
+                sockets.append(stack.enter_context(socket.create_server((ADDRESS, port))))
+            except OSError as error:
+                raise RunError(f"port {port} cannot be used: {os.strerror(error.errno or 0)}") from None
         return [each.getsockname()[1] for each in sockets]
 
 
