@@ -110,7 +110,7 @@ test_what_is_no_task_is_refused_by_name = refusals(
 
 def test_a_run_that_diverges_names_the_clients_of_its_last_round():
     task = dataclasses.replace(line(), client_names=tuple("abcdefgh"))
-    with pytest.raises(DivergedError, match=r"not finite in a round of [a-h], [a-h]; the state after"):
+    with pytest.raises(DivergedError, match=r"not finite in a round of [a-h], [a-h]$"):
         fx.run(task, fx.fedavg(1e38), rounds=9, cohort_size=2)
 
 
