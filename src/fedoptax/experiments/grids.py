@@ -189,7 +189,9 @@ def _new_neighbours(
     """Yield the points a step higher or lower in one number, the step halved `level` times, that are new."""
     for name, step in steps.items():
         for way in (1, -1):
-            near = {**point, name: float(f"{point[name] * step ** (way / 2**level):.4g}")}
+            value = float(f"{point[name] * step ** (way / 2**level):.4g}")
+            alike = (other[name] for other in known if math.isclose(other[name], value, rel_tol=1e-3))
+            near = {**point, name: next(alike, value)}  # 0.1 rather than 0.09999
             if not any(_is_near(near, other, steps, level) for other in known):
                 yield near
 
