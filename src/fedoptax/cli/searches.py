@@ -18,10 +18,8 @@ from fedoptax.experiments.grids import RANGES, Zoom, choose_grids
 from fedoptax.experiments.presets import Settings, find_grid
 from fedoptax.experiments.workers import open_executor
 from fedoptax.names import split_algorithms
+from fedoptax.report.groups import FOOTING
 from fedoptax.tasks.task import Task
-
-FOOTING = ("rounds", "cohort_size", "batch_size", "local_epochs", "local_steps", "weighting", "wrappers")
-"""Options under which a search and a comparison with its best point should be the same."""
 
 
 def _grid(options: CompareForm | TuneForm, names: Sequence[str]) -> dict[str, str]:
@@ -102,8 +100,8 @@ def _best_of_searches(
             raise UsageError(f"from: '{folder}' is a search with {what}, which is not compared")
         if result.points_done < result.search.size:
             raise UsageError(f"from: '{folder}' is not finished: fedoptax resume {folder}")
-        there = result.search.options
-        unlike = [f"{one} {there.get(one)}, not {here.get(one)}" for one in FOOTING if there.get(one) != here.get(one)]
+        there, footing = result.search.options, (*FOOTING, "weighting", "wrappers")
+        unlike = [f"{n} {there.get(n)}, not {here.get(n)}" for n in footing if there.get(n) != here.get(n)]
         unlike += ["a seed of the comparison"] if result.search.seed < options.seeds else []
         if unlike:
             print(f"warning: the search for {name} was with {'; '.join(unlike)}", file=sys.stderr)

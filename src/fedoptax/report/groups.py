@@ -107,7 +107,7 @@ def _differs(field: str, settings: Sequence[Mapping[str, str]]) -> bool:
 
 
 def _labels(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """Name each group by its algorithm and what distinguishes it from others of that name, or makes footing unequal."""
+    """Name each group by its algorithm and the settings that differ within that name, or make footing unequal."""
     labels: list[str] = []
     for plain in settings:
         name = plain["algorithm.name"]

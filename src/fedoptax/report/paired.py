@@ -64,11 +64,11 @@ def adjust_by_holm(p: Sequence[float]) -> list[float]:
 def compare_groups(rows: Sequence[dict[str, Any]]) -> None:
     """Compare each group that completed with the one of its task of the best mean, by paired tests over common seeds.
 
-    Adds to every row, for final values and, with `early_` and `rounds_` before the name, for early values
-    and rounds to the target: `standing` (of the first one: `best` if every other is significantly behind, else
-    `highest` or `lowest`), `pairs`, `behind` (the mean distance), its 95 % interval `low` to `high`, and `p`; for final
-    shares `p_within_point` of equivalence. Final values, equivalence and early progress are a family of tests each,
-    over all tasks, with p-values adjusted by Holm's method.
+    Adds to every row, for final values and, with `early_` and `rounds_` before the name, for early values and rounds to
+    the target: `standing` (of the first one: `best` if every other is significantly behind, else `highest` or
+    `lowest`), `pairs`, `behind` (the mean distance), its 95 % interval `low` to `high`, and `p`; for final shares
+    `p_within_point` of equivalence. Final values, equivalence and early progress are a family of tests each, over all
+    tasks, with p-values adjusted by Holm's method.
     """
     problems = [[row for row in rows if row["problem"] == name] for name in dict.fromkeys(r["problem"] for r in rows)]
     for of_one in problems:

@@ -103,8 +103,8 @@ def with_privacy(
     if algorithm.exchanges > 1:
         raise UsageError("algorithm must have one exchange per step: each round is accounted as a new cohort")
     words = uploads.key_words(seed)
-    given = (nonnegative,) if isinstance(nonnegative, str) else nonnegative
-    names = uploads.SECOND_MOMENTS if given is None else tuple(given)
+    names = uploads.SECOND_MOMENTS if nonnegative is None else nonnegative
+    names = (names,) if isinstance(names, str) else tuple(names)
 
     def init(params: Tree) -> PrivacyState:
         start = jnp.asarray(clip, jnp.float32) if is_adaptive else ()
