@@ -33,7 +33,8 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
     better than each of the latter, of `other_step` if there is one), `above` alone (each is better than itself in
     `other_step`), `level` (all are within a point of the best, or each of itself in `other_step`), `gain` (each ends
     better than it was before the first round), `point` (a value of a search is within a point of its best), `near`
-    (more points of a search than in `other_step` are so close to their best), `every` (the score of each point is "at
+    (more points of a search than in `other_step` are so close to their best; of those with one value of `per`, where it
+    is there, the value that has the most), `every` (the score of each point is "at
     least" or "at most" `value`), or `everywhere`: each method of all tables is significantly behind the first in one,
     once all are there.
     """
@@ -65,12 +66,13 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
 
 
 _NOTHING = Measure("", True)
+OURS = "Ours: "  # how a claim begins that the page's source does not make
 
 
 def _make_tests(options: Mapping[str, Any], step: Step, steps: Mapping[str, Step], measure: Measure) -> list[Test]:
     other = steps[options.get("other_step", step.name)]
     if "near" in options:
-        ours, others = (count_near(one, options["near"]) for one in (step, other))
+        ours, others = (count_near(one, options["near"], options.get("per")) for one in (step, other))
         label, other_label = (f"{n} points of {one.name}" for n, one in ((ours, step), (others, other)))
         return [Test(label, other_label, Measure("points", True), 1, ours - others, NAN, NAN, NAN)]
     if "below" in options:
@@ -104,17 +106,20 @@ def _make_tests(options: Mapping[str, Any], step: Step, steps: Mapping[str, Step
     return [test]
 
 
-def count_near(step: Step, distance: float) -> int:
-    """Count the points of a search that are at most so far from its best."""
-    scores = [score for _, score in step.scores()]
-    return sum(abs(score - scores[0]) <= distance for score in scores)
+def count_near(step: Step, distance: float, per: str | None = None) -> int:
+    """Count the points of a search that are at most so far from its best, of all or of the value of `per` with most."""
+    scores = step.scores()
+    near = [values.get(per) for values, score in scores if abs(score - scores[0][1]) <= distance]
+    return max(map(near.count, near))
 
 
 def verdict(claims: Sequence[Claim]) -> str:
-    """One word for a page: what its tests say of the claims, or that nothing was tested, or nothing run."""
-    if claims and all(claim.outcome == "holds" for claim in claims):
+    """One word for a page: what became of its claims, but not of those beside them that are ours (`OURS`)."""
+    claims = [claim for claim in claims if not claim.says.startswith(OURS)]
+    outcomes = {claim.outcome for claim in claims}
+    if outcomes == {"holds"}:
         return "reproduced"
-    outcomes = {test.outcome for claim in claims for test in claim.tests}
     words = {"holds": "partly", "contradicted": "not reproduced", "undecided": "undecided"}
     found = [word for outcome, word in words.items() if outcome in outcomes]
-    return found[0] if found else "untested" if outcomes - {"no data"} else "open"
+    tried = {test.outcome for claim in claims for test in claim.tests} - {"no data"}
+    return found[0] if found else "untested" if tried else "open"

@@ -256,6 +256,11 @@ class Table:
         """Return a method's row."""
         return next(row for row in self.rows if row.name == name)
 
+    def edges(self, name: str) -> list[str]:
+        """Name the hyper-parameters of a method whose best value is at an end of what was searched."""
+        search = self.step.about["searches"].get(name, {"grid": {}, "found": {}})
+        return edges(search["grid"], search["found"])
+
 
 def tabulate(step: Step, options: Mapping[str, Any]) -> Table:
     """Tabulate a comparison, by the measure that its options name (`rounds`, `column`) and the rounds to `target`."""
@@ -327,9 +332,9 @@ def edges(grid: Mapping[str, Sequence[Any]], found: Mapping[str, Any]) -> list[s
     """Name the hyper-parameters whose best value is at an end of the numbers or schedules that were searched."""
     ends = {}
     for name, values in grid.items():
-        if len(values) > 1 and isinstance(values[0], float):
+        if len(values) > 1 and all(isinstance(value, float) for value in values):
             ends[name] = min(values), max(values)
-        elif len(values) > 1 and str(values[0]).endswith(")"):
+        elif len(values) > 1 and all(str(value).endswith(")") for value in values):
             ends[name] = values[0], values[-1]
     return [name for name, pair in ends.items() if found.get(name) in pair]
 
