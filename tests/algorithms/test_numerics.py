@@ -33,13 +33,13 @@ def given_gradient(params: Any, batch: Any) -> tuple[jax.Array, Any]:
 
 
 def rounds_of(
-    algorithm: FedAlgorithm, gradients: list[list[float]], dtype: str = "float32", start: Any = START, rounds: int = 3
+    algorithm: FedAlgorithm, gradients: list[list[float]], dtype: str = "float32", start: Any = START
 ) -> tuple[Any, list[Any], list[float]]:
-    """Eager rounds of clients with these gradients, a number a local step; the states and the losses."""
+    """Three eager rounds of clients with these gradients, a number a local step; the states and the losses."""
     params = jax.tree.map(lambda a: jnp.asarray(a, dtype), start)
     batches = [[jnp.float32(g) for g in own] for own in gradients]
     server, clients, losses = algorithm.init(params), [algorithm.init_client(params) for _ in batches], []
-    for _ in range(rounds):
+    for _ in range(3):
         server, clients, info = fx.eager.run_round(algorithm, given_gradient, server, clients, batches)
         losses.append(float(info.train_loss))
     return server, clients, losses

@@ -59,11 +59,11 @@ def write_table(path, columns):
     return path
 
 
-def write_folder(root, part, suffix=".png"):
+def write_folder(root, part):
     for i, (x, label, client) in enumerate(zip(*part)):
         folder = root / str(client) / str(label)
         folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(x.squeeze()).save(folder / f"{i:04}{suffix}")
+        Image.fromarray(x.squeeze()).save(folder / f"{i:04}.png")
     return root
 
 

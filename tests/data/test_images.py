@@ -108,8 +108,8 @@ IMAGES = {"b": (pixels(1, 3, (784,)), [0, 61, 10]), "a": (pixels(2, 2, (784,)), 
 TESTED = {"b": (pixels(3, 1, (784,)), [1]), "a": (pixels(4, 1, (784,)), [2])}
 
 
-def write_emnist(root, train=IMAGES, test=TESTED):
-    for part, users in (("train", train), ("test", test)):
+def write_emnist(root):
+    for part, users in (("train", IMAGES), ("test", TESTED)):
         clients = {
             name: {"pixels": (x.reshape(-1, 28, 28) / 255).astype(np.float32), "label": np.asarray(y, np.int32)}
             for name, (x, y) in users.items()

@@ -54,11 +54,11 @@ class Server:
         signed = self.signer.sign(order, kind, NODE, digest_of(arrays))
         return make_message(to_record(arrays), signed, kind)
 
-    def deliver(self, given: Deployment, message: Message, node: int = NODE, run: int = RUN) -> Message:
+    def deliver(self, given: Deployment, message: Message, run: int = RUN) -> Message:
         """Have the node's ClientApp answer a message."""
         settings = flatten_dict(to_table(replace(given, server_key=self.key)), sep=".")
         place = {"partition-id": 1, "state-dir": str(self.folder / "state")}
-        return self.app(message, Context(run, node, place, self.records, settings))
+        return self.app(message, Context(run, NODE, place, self.records, settings))
 
     def contents(self) -> dict[str, bytes]:
         """The node's files, and what it keeps of a round of secure aggregation."""

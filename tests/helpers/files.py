@@ -61,17 +61,17 @@ def idx(array: np.ndarray) -> bytes:
     return struct.pack(f">HBB{array.ndim}I", 0, code, array.ndim, *array.shape) + array.astype(kind).tobytes()
 
 
-def write_mnist(root: Path, dataset: str = "mnist", suffix: str = ".gz", n: int = 12) -> Path:
-    """Write MNIST's four files with n training and n / 2 test images, and QMNIST's two beside `mnist`."""
+def write_mnist(root: Path, dataset: str = "mnist") -> Path:
+    """Write MNIST's four files with 12 training and 6 test images, and QMNIST's two beside `mnist`; compressed."""
     rng = np.random.default_rng(0)
-    for part, count in (("train", n), ("t10k", n // 2)):
+    for part, count in (("train", 12), ("t10k", 6)):
         x, y = rng.integers(0, 256, (count, 28, 28), np.uint8), (np.arange(count) % 10).astype(np.uint8)
-        write(root / dataset / f"{part}-images-idx3-ubyte{suffix}", idx(x))
-        write(root / dataset / f"{part}-labels-idx1-ubyte{suffix}", idx(y))
+        write(root / dataset / f"{part}-images-idx3-ubyte.gz", idx(x))
+        write(root / dataset / f"{part}-labels-idx1-ubyte.gz", idx(y))
         rows = np.zeros((count + 3, 8), np.int32)  # it goes on with digits that MNIST left out
         rows[:count, 0], rows[:, 2] = y, 100 + np.arange(count + 3) // 4
         name = "qmnist-train-labels-idx2-int" if part == "train" else "qmnist-test-labels-idx2-int"
-        write(root / "qmnist" / f"{name}{suffix}", idx(rows))
+        write(root / "qmnist" / f"{name}.gz", idx(rows))
     return root
 
 

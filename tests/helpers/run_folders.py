@@ -91,14 +91,13 @@ def write_search(
     grid: Mapping[str, list[Any]],
     *,
     algorithm: str = "fedadam",
-    last: int = 1,
     **changes: Any,
 ) -> Path:
     """Write a search whose points end at these accuracies (their losses at 1 less); None is one that diverged."""
     content = {
         "format": 1, "algorithm": algorithm, "grid": grid, "fixed": {"b1": 0.9}, "seed": 0, "search": "grid",
         "trials": 0, "command": "fedoptax tune", "task": {"name": "digits"}, "options": {"rounds": 4},
-        "rule": {"metric": "train_loss", "last": last, "higher_is_better": False},
+        "rule": {"metric": "train_loss", "last": 1, "higher_is_better": False},
     } | changes  # fmt: skip
     folder.mkdir(parents=True)
     write_json(folder / "tune.json", content)

@@ -20,9 +20,9 @@ def echo(params: Any, batch: Any) -> Any:
     return jnp.zeros(()), tree.scale(-1, batch)
 
 
-def a_round(algorithm: FedAlgorithm, server: Any, own: list[Any], clients: Any = None, num_clients: Any = None) -> Any:
+def a_round(algorithm: FedAlgorithm, server: Any, own: list[Any], num_clients: Any = None) -> Any:
     """A round in which client i sends `own[i]`; returns server, clients, info."""
-    clients = [algorithm.init_client(algorithm.params(server)) for _ in own] if clients is None else clients
+    clients = [algorithm.init_client(algorithm.params(server)) for _ in own]
     return fx.eager.run_round(algorithm, echo, server, clients, [[a] for a in own], None, num_clients)
 
 

@@ -22,8 +22,8 @@ SIZES = (7, 3, 11, 1, 6, 4, 9)
 START = make_problem().params
 
 
-def ragged_clients(sizes: tuple[int, ...] = SIZES, dtype: str = "float64", seed: int = 5) -> FederatedData:
-    rng = np.random.default_rng(seed)
+def ragged_clients(sizes: tuple[int, ...] = SIZES, dtype: str = "float64") -> FederatedData:
+    rng = np.random.default_rng(5)
     clients = []
     for size in sizes:
         truth = rng.normal(size=(4, 3)) * 2

@@ -11,8 +11,8 @@ def normal(seed, shape, dtype=jnp.float32):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
-def init(model, seed=0):
-    return jax.jit(model.init)(jax.random.key(seed, impl="rbg"))
+def init(model):
+    return jax.jit(model.init)(KEY)
 
 
 def some_params(model):

@@ -49,27 +49,18 @@ def model(dtype: Any = jnp.float32) -> Any:
 
 
 def federate(
-    alg: FedAlgorithm, params: Any, batches: list, rounds: int, grad_fn: Callable = quadratic, cohorts: Any = None
+    alg: FedAlgorithm, params: Any, batches: list, rounds: int, grad_fn: Callable = quadratic
 ) -> tuple[Any, list, list]:
     """Runs rounds; `batches[i]` is client i's list each round. Returns server, clients, the x of every round."""
-    everyone = list(range(len(batches)))
 
-    def a_round(cohort: list[int]) -> Callable:
-        own = [batches[i] for i in cohort]
+    def a_round(server: Any, clients: list) -> Any:
+        return run_round(alg, grad_fn, server, clients, batches)[:2]
 
-        def run(server: Any, clients: list) -> Any:
-            return run_round(alg, grad_fn, server, clients, own, num_clients=len(batches))[:2]
-
-        return jax.jit(run) if rounds > 10 else run
-
-    runs = [(cohort, a_round(cohort)) for cohort in (cohorts or [everyone])]
+    run = jax.jit(a_round) if rounds > 10 else a_round
     server, clients = alg.init(params), [alg.init_client(params) for _ in batches]
     path = [alg.params(server)]
-    for r in range(rounds):
-        cohort, run = runs[r % len(runs)]
-        server, new = run(server, [clients[i] for i in cohort])
-        for i, state in zip(cohort, new):
-            clients[i] = state
+    for _ in range(rounds):
+        server, clients = run(server, clients)
         path.append(alg.params(server))
     return server, clients, path
 

@@ -68,7 +68,7 @@ def rounds(algorithm: fx.FedAlgorithm, grad_fn: Any, problem: Problem, dtype: st
     return eager_rounds(algorithm, grad_fn, problem, dtype, algorithm.weighting, convert)
 
 
-def torch_task(loss: Any = cross_entropy, module: Any = None) -> fx.Task:
+def torch_task(module: Any = None) -> fx.Task:
     """The twin of `small.small_task` whose model is a module."""
 
     def nll(module: Any, batch: Any) -> Any:
@@ -76,4 +76,4 @@ def torch_task(loss: Any = cross_entropy, module: Any = None) -> fx.Task:
 
     module, twin = module or net(make(), "float32"), small_task()
     more = {"primary_metric": "nll", "higher_is_better": False}
-    return ft.module_task("small", module, loss, {"nll": nll}, twin.clients, twin.test, **more)
+    return ft.module_task("small", module, cross_entropy, {"nll": nll}, twin.clients, twin.test, **more)

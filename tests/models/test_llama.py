@@ -19,8 +19,8 @@ from tiny_llama import KINDS, KNOWN, TOKENS, write_model
 LORA = Lora(3, 6.0, "*_proj")
 
 
-def some_adapters(config: llama.LlamaConfig, lora: Lora = LORA) -> Any:
-    form = init_adapters(config, lora, jax.random.key(1))
+def some_adapters(config: llama.LlamaConfig) -> Any:
+    form = init_adapters(config, LORA, jax.random.key(1))
     return jax.tree.map(lambda a: a + 0.1 * jax.random.normal(jax.random.key(a.size), a.shape), form)
 
 

@@ -29,11 +29,11 @@ REAL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def with_few_test_examples(task: fx.Task, n: int = 60) -> fx.Task:
-    """The task with the first `n` of its test examples."""
+def with_few_test_examples(task: fx.Task) -> fx.Task:
+    """The task with the first 60 of its test examples."""
     assert task.test is not None
-    owners = None if task.test_owners is None else task.test_owners[:n]
-    return dataclasses.replace(task, test={k: a[:n] for k, a in task.test.items()}, test_owners=owners)
+    owners = None if task.test_owners is None else task.test_owners[:60]
+    return dataclasses.replace(task, test={k: a[:60] for k, a in task.test.items()}, test_owners=owners)
 
 
 def train(task: fx.Task, algorithm: fx.FedAlgorithm, **options: Any) -> fx.RunResult:
