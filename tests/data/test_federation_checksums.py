@@ -29,28 +29,11 @@ def checksum(task: fx.Task) -> str:
     return digest.hexdigest()
 
 
-def keys_of(name: str) -> list[str]:
-    return [key for key in EXPECTED if key.split()[0] == name]
+QUICK = ("digits dirichlet", "mnist dirichlet", "shakespeare roles")
 
 
-def checksums(keys: list[str]) -> dict[str, str]:
-    name = keys[0].split()[0]
+@pytest.mark.parametrize("key", [pytest.param(k, marks=[] if k in QUICK else pytest.mark.long) for k in EXPECTED])
+def test_every_partition_of_a_real_data_set_is_the_recorded_one(key):
+    name, partition = key.split()
     data_dir = None if name == "digits" else real_data(FOLDERS.get(name, name))
-    return {key: checksum(fx.load_task(name, partition=key.split()[1], seed=0, data_dir=data_dir)) for key in keys}
-
-
-NAMES = list(dict.fromkeys(key.split()[0] for key in EXPECTED))
-QUICK = ("digits", "mnist", "shakespeare")
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_a_real_data_set_gives_the_recorded_federation(name):
-    keys = keys_of(name)[:1]
-    assert checksums(keys) == {key: EXPECTED[key] for key in keys}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
-def test_every_partition_of_a_real_data_set_is_the_recorded_one(name):
-    keys = keys_of(name)
-    assert checksums(keys) == {key: EXPECTED[key] for key in keys}
+    assert checksum(fx.load_task(name, partition=partition, seed=0, data_dir=data_dir)) == EXPECTED[key]
