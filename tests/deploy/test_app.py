@@ -30,14 +30,13 @@ def flat(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_deployment_comes_back_from_its_table():
-    given = deployment("fafed", hyperparameters={"lr": 1, "rule": "adam", "x": True}, quorum=1, resume=True)
-    assert from_table(flat(to_table(given))) == given
-    given = deployment(algorithm="own.module:make", hyperparameters={"client_lr": 0.5})
-    assert from_table(flat(to_table(given))) == given
-    given = deployment(local_steps=3, weighting="uniform", aggregate="trimmed_mean:0.2", track="tensorboard")
-    assert from_table(flat(to_table(given))) == given
-    given = deployment(cohort_size=3, secure_aggregation=8.0)
-    assert from_table(flat(to_table(given))) == given
+    for given in (
+        deployment("fafed", hyperparameters={"lr": 1, "rule": "adam", "x": True}, quorum=1, resume=True),
+        deployment("own.module:make", hyperparameters={"client_lr": 0.5}),
+        deployment(local_steps=3, weighting="uniform", aggregate="trimmed_mean:0.2", track="tensorboard"),
+        deployment(cohort_size=3, secure_aggregation=8.0),
+    ):
+        assert from_table(flat(to_table(given))) == given
     refused(lambda: to_table(deployment(hyperparameters={"client_lr": [0.1]})), "hyperparameters")
 
 

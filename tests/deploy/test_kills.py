@@ -15,18 +15,14 @@ from federations import (
     assert_params,
     deployment,
     expected_params,
-    need_flower,
     network_lines,
     processes_of,
     wait_until,
     write_network,
 )
 from fedoptax._files import read_json
-
-need_flower()
-
-from fedoptax.deploy.local import LocalFederation, free_ports  # noqa: E402
-from fedoptax.deploy.proxy import make_proxy  # noqa: E402
+from fedoptax.deploy.local import LocalFederation, free_ports
+from fedoptax.deploy.proxy import make_proxy
 
 ROUNDS, LAST = 30, 18  # the last round in which something may be due; a round takes about a second
 VICTIMS = ["worker", "worker", "node", "server", "proxy"]

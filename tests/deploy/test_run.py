@@ -47,6 +47,8 @@ READINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "control of the cohort": ("mime", {"client_lr": 0.05}),
 }
 CASES = {name: (name, {}) for name in fx.ALGORITHMS} | READINGS
+OPTIONS: dict[str, Any] = {"rounds": 3, "cohort_size": 2, "batch_size": 50, "seed": 3, "mesh": 1}
+"""The simulation of `small_deployment`."""
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=() if c == "scaffold" else pytest.mark.long) for c in CASES])
@@ -58,8 +60,7 @@ def test_a_deployment_is_the_simulation(tmp_path, case):
     run_in_memory(given, lines=lines)
     rows = read_rows(tmp_path / "run", 3)
     for engine in ("compiled", "eager"):
-        options: dict[str, Any] = {"rounds": 3, "cohort_size": 2, "batch_size": 50, "seed": 3, "mesh": 1}
-        wanted = fx.run(task_of(), given.build_algorithm(), engine=engine, **options)
+        wanted = fx.run(task_of(), given.build_algorithm(), engine=engine, **OPTIONS)
         for row, simulated in zip(rows, wanted.history):
             assert row.keys() == simulated.keys()
             assert row["train_loss"] == pytest.approx(simulated["train_loss"], rel=1e-4)
@@ -182,8 +183,7 @@ def test_nodes_that_evaluate_their_own_examples_find_what_the_server_does(tmp_pa
 def test_nodes_evaluate_with_their_personal_parameters(tmp_path: Path) -> None:
     given = small_deployment(tmp_path / "run", "fedavg", eval_fraction=1.0, personal="*kernel")
     run_in_memory(given)
-    options: dict[str, Any] = {"rounds": 3, "cohort_size": 2, "batch_size": 50, "seed": 3, "mesh": 1}
-    simulated = fx.run(task_of(), given.build_algorithm(), **options).history
+    simulated = fx.run(task_of(), given.build_algorithm(), **OPTIONS).history
     rows = read_rows(tmp_path / "run", 3)
     assert [row["nodes_accuracy"] for row in rows] == pytest.approx(simulated.column("test_accuracy"), abs=1e-6)
     assert "test_accuracy" not in rows[-1], "the server has nobody's personal parameters"
@@ -218,9 +218,7 @@ def test_a_private_and_compressed_deployment_is_the_simulation(compress, tmp_pat
     privacy = "clip=0.5,noise_multiplier=1.0,delta=1e-3"
     given = small_deployment(tmp_path / "run", privacy=privacy, compress=compress)
     run_in_memory(given)
-    result = fx.run(
-        task_of(), given.build_algorithm(), rounds=3, cohort_size=2, batch_size=50, seed=3, weighting="uniform"
-    )
+    result = fx.run(task_of(), given.build_algorithm(), weighting="uniform", **OPTIONS)
     rows = read_rows(tmp_path / "run", 3)
     assert [row["epsilon"] for row in rows] == [row["epsilon"] for row in result.history]
     assert 0 < rows[0]["epsilon"] < rows[-1]["epsilon"]
@@ -297,18 +295,11 @@ def test_clients_keep_the_states_of_two_checkpoints_and_find_them_after_a_resume
         for round in range(4)
     ]
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")  # as if the server was killed in round 4
-    again = InMemory(given, tmp_path / "nodes")
-    run_in_memory(replace(given, resume=True), again)
-    assert [order["base"] for order in again.orders] == [2] * 3 and again.orders[0]["checkpoints"] == [1, 2]
-    assert again.orders[0]["session"] > network.orders[0]["session"]
-
-
-def test_a_resumed_run_can_go_back_to_the_checkpoint_before(tmp_path):
-    given = small_deployment(tmp_path / "run", "scaffold", rounds=3, cohort_size=3)
-    run_in_memory(given, InMemory(given, tmp_path / "nodes"))
-    for more in ({"rounds": 4}, {"rounds": 4, "resume_round": 3}):
-        run_in_memory(replace(given, resume=True, **more), network := InMemory(given, tmp_path / "nodes"))
-        assert network.orders[0]["checkpoints"] == [1, 2]
+    for round in (None, 3):  # to the last checkpoint, and back to the one before the new last
+        again = InMemory(given, tmp_path / "nodes")
+        run_in_memory(replace(given, resume=True, resume_round=round), again)
+        assert [order["base"] for order in again.orders] == [2] * 3 and again.orders[0]["checkpoints"] == [1, 2]
+        assert again.orders[0]["session"] > network.orders[0]["session"]
     assert not any(line["state_lost"] for line in network_lines(tmp_path / "run"))
 
 
@@ -333,8 +324,7 @@ def test_resuming_waits_for_the_process_that_still_holds_the_folder(tmp_path):
 
 
 def test_resuming_needs_the_folder_of_a_deployment(tmp_path):
-    options: dict[str, Any] = {"rounds": 1, "cohort_size": 2, "batch_size": 50, "mesh": 1}  # a program of others
-    fx.run(task_of(), deployment().build_algorithm(), out=tmp_path / "simulation", **options)
+    fx.run(task_of(), deployment().build_algorithm(), out=tmp_path / "simulation", **OPTIONS)
     for folder in ("simulation", "nothing"):
         with pytest.raises(UsageError, match="resume"):
             run_in_memory(small_deployment(tmp_path / folder, resume=True))

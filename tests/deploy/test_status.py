@@ -5,14 +5,12 @@ import json
 import pytest
 
 from command_line import fedoptax
-from federations import InMemory, need_flower, network_lines, run_in_memory, small_deployment
+from federations import InMemory, network_lines, run_in_memory, small_deployment
 from fedoptax.deploy.server import RawReply
 from fedoptax.errors import RunError
 from fedoptax.report.figures import draw_phases
 from fedoptax.report.report import load_report
 from fedoptax.storage.history import read_rows
-
-need_flower()
 
 
 class Failing(InMemory):

@@ -12,24 +12,21 @@ import pytest
 
 import fedoptax as fx
 from command_line import fedoptax, parse
-from federations import InMemory, need_flower
+from federations import InMemory
 from fedoptax._files import read_arrays, read_json
+from fedoptax.cli.deploy import make_deployment
+from fedoptax.cli.main import read_form
+from fedoptax.cli.options import InitForm
 from fedoptax.data.describe import infer_file
+from fedoptax.deploy.config import Deployment
+from fedoptax.deploy.rounds import Arrived
+from fedoptax.deploy.secure import answer
+from fedoptax.deploy.server import RawReply
+from fedoptax.deploy.tables import add_up_own, build_table_task, encode_sums, gather_statistics, read_own
+from fedoptax.deploy.wire import pack
+from fedoptax.errors import RunError
 from files import patients
 from refusals import refused
-
-need_flower()
-
-from fedoptax.cli.deploy import make_deployment  # noqa: E402
-from fedoptax.cli.main import read_form  # noqa: E402
-from fedoptax.cli.options import InitForm  # noqa: E402
-from fedoptax.deploy.config import Deployment  # noqa: E402
-from fedoptax.deploy.rounds import Arrived  # noqa: E402
-from fedoptax.deploy.secure import answer  # noqa: E402
-from fedoptax.deploy.server import RawReply  # noqa: E402
-from fedoptax.deploy.tables import add_up_own, build_table_task, encode_sums, gather_statistics, read_own  # noqa: E402
-from fedoptax.deploy.wire import pack  # noqa: E402
-from fedoptax.errors import RunError  # noqa: E402
 
 IDENTITY = {"experiment": "0" * 32, "session": 1}
 TRAINING = "--model linear --algorithm fedavg --set client_lr=0.1 --set server_lr=1 --rounds 3 --batch-size 20"
