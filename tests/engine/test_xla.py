@@ -1,7 +1,5 @@
 """Every core of a CPU is a device for the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -11,8 +11,8 @@ from command_line import fedoptax
 from fedoptax.algorithms.baselines import local
 from fedoptax.experiments.record import split_options
 from fedoptax.experiments.run import simulate
-from fedoptax.storage.history import read_rows
 from refusals import refused
+from same_results import rows_without_time
 from small_rounds import close
 
 LR, ROUNDS, CLIENTS = 0.1, 3, 4
@@ -84,9 +84,6 @@ def test_baselines_stand_in_the_table_and_resume(clean_home, monkeypatch, capsys
     table = Path("a/table.md").read_text()
     assert "Personalized worst 10 %" in table and table.count(" → ") == 3  # of FedAvg alone
     assert all(f"| {name} " in table for name in names) and table.count("| preset ") == 3
-    for name in names[1:2]:  # centralized training resumes by the same code
-        assert fedoptax("run", *small, "--algorithm", name, "--rounds", "2", "--out", name) == 0
-        assert fedoptax("resume", name, "--rounds", "4") == 0, capsys.readouterr().err
-        rows, expected = (read_rows(folder) for folder in (Path(name), Path("a") / name / "seed-0"))
-        for row, other in zip(rows, expected, strict=True):
-            assert row | {"seconds": 0} == other | {"seconds": 0}
+    assert fedoptax("run", *small, "--algorithm", "local", "--rounds", "2", "--out", "local") == 0
+    assert fedoptax("resume", "local", "--rounds", "4") == 0  # centralized training resumes by the same code
+    assert rows_without_time(Path("local")) == rows_without_time(Path("a/local/seed-0"))

@@ -22,17 +22,6 @@ def demo_arguments(out: Path) -> list[str]:
     return shlex.split(line[1].replace("$(DEMO_OUT)", str(out)))
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory):
-    """The folder that one run of the demo leaves; the command ends with the path of the report."""
-    out = tmp_path_factory.mktemp("demo") / "out"
-    command = [sys.executable, "-m", "fedoptax.cli.main", *demo_arguments(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"report: {out / 'report.html'}"
-    return out
-
-
 def curves(demo: Path, name: str, column: str) -> np.ndarray:
     """A column of an algorithm's histories, (seeds, rounds)."""
     files = sorted((demo / name).glob("seed-*/history.jsonl"))
@@ -40,8 +29,13 @@ def curves(demo: Path, name: str, column: str) -> np.ndarray:
     return np.array([[json.loads(line)[column] for line in file.read_text().splitlines()] for file in files])
 
 
-def test_adaptive_methods_converge_faster(demo):
+def test_adaptive_methods_converge_faster(tmp_path):
     """Reddi et al. 2021, Section 5: they converge faster than FedAvg, to a model at least as good, and fit better."""
+    demo = tmp_path / "out"
+    command = [sys.executable, "-m", "fedoptax.cli.main", *demo_arguments(demo)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"report: {demo / 'report.html'}"
     plain = curves(demo, "fedavg", "test_accuracy")
     start = plain[:, :20].mean()
     for name in ADAPTIVE:
