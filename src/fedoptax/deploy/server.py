@@ -50,7 +50,8 @@ def check_reply(raw: RawReply, upload: Tree, max_examples: int, decode: Callable
     structure, or a number that is missing, not finite or out of range, is a `WireError`.
     """
     examples, loss = check_count(raw.numbers, max_examples), raw.numbers.get("train-loss")
-    if not isinstance(loss, float) or not is_float32(loss):
+    # in float32, or one client's loss could make the mean of all infinite
+    if not isinstance(loss, float) or not abs(loss) <= float(np.finfo(np.float32).max):
         raise WireError(f"train-loss: {quote(loss)} instead of a finite number of float32")
     tree = unpack(raw.arrays, upload)
     if decode is not None:
@@ -66,11 +67,6 @@ def check_count(numbers: Mapping[str, Any], max_examples: int) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= max_examples:
         raise WireError(f"num-examples: {quote(count)} instead of a whole number from 1 to {max_examples}")
     return count
-
-
-def is_float32(number: float) -> bool:
-    """Return whether a number is finite in float32: one client's loss must not make the mean of all infinite."""
-    return abs(number) <= float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedoptax.data.custom import load_file
@@ -78,7 +77,6 @@ def gather_statistics(
     schema, phases, order = Schema.read(str(deployment.task["schema"])), list[Sums](), dict[str, Any]()
     zero, members = zero_sums(schema), list(range(len(deployment.nodes)))
     limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
-    form = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in zero.items()}
     minimum, ends = threshold(len(members), limits), np.cumsum([a.size for a in zero.values()])
     wait_for_nodes(network, len(members), limits, log, sleep=sleep)
 
@@ -95,7 +93,7 @@ def gather_statistics(
 
     def check(raw: RawReply) -> Reply:
         count = check_count(raw.numbers, deployment.max_examples or 2**31)
-        return Reply(check_sums(unpack(raw.arrays, form), count), 0.0, count)
+        return Reply(check_sums(unpack(raw.arrays, zero), count), 0.0, count)
 
     secure_sum = SecureSum(network, limits, log, sleep, make_order, minimum, 2**31, {}, KIND)
     for phase in range(2):
@@ -105,7 +103,7 @@ def gather_statistics(
         if deployment.secure_aggregation is None:
             network.begin(b"", make_order, KIND)
             replies = gather(network, members, check, limits, log, sleep=sleep).replies
-            sums = {name: np.sum([reply.upload[name] for reply in replies.values()], axis=0) for name in form}
+            sums = {name: np.sum([reply.upload[name] for reply in replies.values()], axis=0) for name in zero}
         else:
             report, total, _ = secure_sum.collect(members, (), LIMBS * int(ends[-1]), "uniform")
             replies, numbers = report.replies, decode_numbers(total.reshape(-1, LIMBS), len(report.replies))

@@ -150,16 +150,14 @@ class RoundOptions(Options):
         in_config="always", none=0)  # fmt: skip
     weighting: str | None = of_rounds(None, "Weights of uploads in the mean: examples, uniform, or paper (as in "
         "the algorithm's paper).", _one_of("examples", "uniform", "paper"), default_text="paper; in compare and "
-        "tune examples, with privacy uniform", in_config="always",
-        none="")  # fmt: skip
+        "tune examples, with privacy uniform", in_config="always", none="")  # fmt: skip
     seed: int = of_rounds(0, "Seed of initialisation, cohorts, order of examples and dropout. Equal seeds give equal "
         "runs, and the same initialisation and cohorts for every algorithm.", partial(check_int, low=0, high=2**32 - 1),
         in_config="always")  # fmt: skip
     eval_every: int = of_evaluation(1, "Rounds between evaluations on the test examples; the last round is always "
         "evaluated.", check_int, **OF_TASK, may_change=True)  # fmt: skip
     eval_last: str | int | None = of_evaluation(None, "Also evaluate each of the last K rounds, or every STEP-th of "
-        "them.", _accepted_by(parse_eval_last), metavar="K[:STEP]", may_change=True,
-        none="")  # fmt: skip
+        "them.", _accepted_by(parse_eval_last), metavar="K[:STEP]", may_change=True, none="")  # fmt: skip
     asynchronous: int | None = of_rounds(None, "Asynchronous rounds (FedBuff): number of clients that train at any "
         "time; after every cohort_size uploads the server makes a step, which counts as a round. Only for algorithms "
         "without client states.", check_int, metavar="CLIENTS", none=0)  # fmt: skip

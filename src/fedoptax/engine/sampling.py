@@ -9,8 +9,6 @@ import numpy as np
 
 FLOYD_LIMIT = 2048
 _LAST = np.uint32(0xFFFFFFFF)  # sorts behind every 31-bit random number
-
-
 SETTINGS = ("jax_default_prng_impl", "jax_threefry_partitionable", "jax_random_seed_offset", "jax_enable_x64")
 
 

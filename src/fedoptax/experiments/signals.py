@@ -26,9 +26,7 @@ def deferred_interrupt() -> Iterator[Callable[[], int]]:
     if (answer := _answer.get()) is not None:
         yield answer
         return
-    earlier = (
-        _received.get()
-    )  # of a signal that was lost with its KeyboardInterrupt, as in a garbage collector's callback
+    earlier = _received.get()  # a signal that was lost with its KeyboardInterrupt, as in a garbage collector's callback
     received: list[int] = [] if earlier is None else earlier
 
     def handler(number: int, frame: Any) -> None:

@@ -29,8 +29,7 @@ from fedoptax.tasks.task import Task, positive_class
 FORMAT = 1
 MAY_CHANGE = {
     "environment", "fedoptax", "trackers", "gradients_per_step", "rates", "metrics", "random", "deployment",
-    "paper_weighting", "command",
-    "client_names", "majority", "positive",
+    "paper_weighting", "command", "client_names", "majority", "positive",
 }  # fmt: skip
 """What may change when a run is resumed, besides the options that say so."""
 
