@@ -38,26 +38,6 @@ def same(a, b):
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b))
 
 
-def even_within(most, parts):
-    sizes = [len(part) for part in parts]
-    return max(sizes) - min(sizes) <= most
-
-
-def partitions_of(labels, clients, seed, *, alpha=0.5, beta=10.0, count=2, s=50):
-    """Calls of all partitions but `classes_per_client`; `count` is of shards per client."""
-    power = {"seed": seed, "distribution": "powerlaw", "exponent": max(alpha, 0.01)}
-    return {
-        "iid": lambda: iid(labels, clients, seed),
-        "dirichlet": lambda: dirichlet(labels, clients, alpha, seed),
-        "dirichlet_by_class": lambda: dirichlet_by_class(labels, clients, alpha, seed),
-        "pachinko": lambda: pachinko(PARENT[labels], labels, clients, seed=seed, alpha_coarse=alpha, alpha_fine=beta),
-        "shards": lambda: shards(labels, clients, count, seed),
-        "similarity": lambda: similarity(labels, clients, s, seed),
-        "by_size": lambda: by_size(labels, clients, seed=seed, sigma=min(alpha, 100.0)),
-        "powerlaw": lambda: by_size(len(labels), clients, **power),
-    }
-
-
 def heterogeneity(counts):
     return label_skew(counts)["total_variation_mean"]
 
@@ -67,13 +47,23 @@ def heterogeneity(counts):
 def test_every_partition_divides_the_examples_and_repeats_by_its_seed(labels, clients, alpha, beta, seed, data):
     clients = min(clients, len(labels))
     count, s = data.draw(st.integers(1, len(labels) // clients)), data.draw(st.sampled_from([0, 33.3, 95, 100]))
-    calls = partitions_of(labels, clients, seed, alpha=alpha, beta=beta, count=count, s=s)
+    power = {"seed": seed, "distribution": "powerlaw", "exponent": max(alpha, 0.01)}
+    calls = {  # of all partitions but `classes_per_client`
+        "iid": lambda: iid(labels, clients, seed),
+        "dirichlet": lambda: dirichlet(labels, clients, alpha, seed),
+        "dirichlet_by_class": lambda: dirichlet_by_class(labels, clients, alpha, seed),
+        "pachinko": lambda: pachinko(PARENT[labels], labels, clients, seed=seed, alpha_coarse=alpha, alpha_fine=beta),
+        "shards": lambda: shards(labels, clients, count, seed),
+        "similarity": lambda: similarity(labels, clients, s, seed),
+        "by_size": lambda: by_size(labels, clients, seed=seed, sigma=min(alpha, 100.0)),
+        "powerlaw": lambda: by_size(len(labels), clients, **power),
+    }
     for name, partition in calls.items():
         parts = partition()
         assert_divides(parts, len(labels), clients)
         assert same(parts, partition())
         if name not in ("dirichlet_by_class", "by_size", "powerlaw"):
-            assert even_within(count if name == "shards" else 1, parts), name
+            assert np.ptp([len(part) for part in parts]) <= (count if name == "shards" else 1), name
 
 
 @quick
