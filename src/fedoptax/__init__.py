@@ -6,6 +6,7 @@ and `fedoptax --help` are quick.
 
 import ast
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,4 +32,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_MODULES})
+    missing = {"torch"} if find_spec("torch") is None else set()  # help() looks up all names
+    return sorted({*globals(), *_HOMES, *_MODULES} - missing)

@@ -87,7 +87,7 @@ class FedAlgorithm(NamedTuple, Generic[Server, Message, Client, Upload]):
       epsilon: `(rounds, cohort_size, num_clients) -> ε`, the privacy spent; None without privacy (see `with_privacy`).
       client_params: `(params, client) -> params`, the model that a client uses, where it is not the server's (see
         `with_personal`); None where it is.
-      gradients_per_step: how often a client calls `grad_fn` for each of its minibatches, for reports.
+      gradients_per_step: how often a client calls `grad_fn` for each of its minibatches in a round, on average.
       exchanges: how many rounds in a row see the same cohort and the same minibatches: an algorithm that asks its
         cohort twice before a step has 2, and knows from its state which exchange it is (see `mime`).
     """
@@ -101,7 +101,7 @@ class FedAlgorithm(NamedTuple, Generic[Server, Message, Client, Upload]):
     weighting: str = "examples"
     decode: Callable[[Any], Upload] | None = None
     epsilon: Callable[[int, int, int], float] | None = None
-    gradients_per_step: int = 1
+    gradients_per_step: float = 1
     exchanges: int = 1
     client_params: Callable[[Tree, Client], Tree] | None = None
 

@@ -61,5 +61,6 @@ def test_gradients_per_step_are_those_computed(name):
     client = algorithm.init_client({"w": jnp.ones(2)})
     for _ in range(2):  # FAFED's and STEM's first round has a rule of its own
         calls.clear()
-        server, (client,), _ = fx.eager.run_round(algorithm, grad_fn, server, [client], [[1.0, 2.0, 3.0]])
-    assert len(calls) == 3 * algorithm.gradients_per_step
+        for _ in range(algorithm.exchanges):
+            server, (client,), _ = fx.eager.run_round(algorithm, grad_fn, server, [client], [[1.0, 2.0, 3.0]])
+    assert len(calls) == 3 * algorithm.exchanges * algorithm.gradients_per_step

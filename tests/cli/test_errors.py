@@ -33,6 +33,8 @@ WRONG = [
     (["tune", "--grid", "client_lr=0.1", "--grid", "client_lr=1"], 2, "twice"),
     (["tune", "--search", "grid"], 2, "grid"),
     (["run", "--staleness-exponent", "1"], 2, "asynchronous"),
+    (["run", "--algorithm", "centralized", "--mesh", "1", "--privacy", "clip=1,noise_multiplier=1,delta=1e-5"], 2,
+     "privacy cannot be used with centralized"),
     (["frobnicate"], 2, "frobnicate"), (["rnu"], 2, "No such command 'rnu'. Did you mean 'run'?\n"),
 ]  # fmt: skip
 

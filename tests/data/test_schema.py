@@ -65,7 +65,7 @@ def test_no_text_becomes_a_number_and_no_name_gets_lost(tmp_path_factory, column
 @settings(max_examples=15, deadline=None)
 @given(st.integers(2, 120), st.booleans())
 def test_a_number_to_predict_becomes_no_classes(count, is_decimal):
-    labels = [f"{i}.5" if is_decimal else str(i) for i in range(count)]
+    labels = [f"{i}{'.,'[count % 2]}5" if is_decimal else str(i) for i in range(count)]
     frame = pd.DataFrame({"f": range(count), "label": labels})
     if count <= (20 if is_decimal else 50):
         assert len(infer_schema(frame, "label").target.classes) == count
@@ -117,6 +117,12 @@ ODD = {  # cells of a column -> its kind, or words of the note
     "nothing": ([""] * 30, "is empty"),
     "a stray text": ([*map(str, range(29)), "high"], "'high' in row 30"),
 }
+
+
+def test_commas_in_quoted_numbers_are_said(tmp_path):
+    pd.DataFrame({"f": ["1,5", "2,25", "3"] * 10, "label": ["a", "b"] * 15}).to_csv(tmp_path / "a.csv", index=False)
+    assert "'f' has commas in its numbers" in infer_file(tmp_path / "a.csv", "label").notes[0]
+    assert infer_file(tmp_path / "a.csv", "label", decimal=",").columns["f"].kind == "number"
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -187,7 +193,7 @@ def test_a_table_of_numbers_alone_has_the_same_bits_as_before_there_were_schemas
     assert np.array_equal(before["predict"](params, batch), task.predict(params, batch))
 
 
-def test_a_schema_travels_and_new_rows_are_answered_as_in_training(table, tmp_path):
+def test_a_schema_travels_and_new_rows_are_answered_as_in_training(table, tmp_path, caplog):
     """An unseen category, an empty cell, other columns: three answers; a column that lacks: a refusal."""
     schema = infer_file(table, "outcome", "hospital").without(["id", "cost"])
     options = {"schema": schema.to_toml(), "model": "linear", "class_weight": "balanced"}
@@ -206,12 +212,14 @@ def test_a_schema_travels_and_new_rows_are_answered_as_in_training(table, tmp_pa
     new.to_csv(tmp_path / "new.csv", index=False)
     model = fx.load_model(tmp_path / "run")
     table_of = model.predict_file(tmp_path / "new.csv")
-    assert table_of.attrs["notes"] == ["column 'ward': unknown categories in 1 of 40 rows"]
+    assert caplog.messages == ["note: column 'ward': unknown categories in 1 of 40 rows"]
     assert list(table_of.columns[:4]) == ["id", "hospital", "outcome", "cost"] and len(table_of) == 40
     assert set(table_of["zip"]) == {"007"}
     np.testing.assert_allclose(table_of["probability_0_no"] + table_of["probability_1_yes"], 1, atol=1e-6)
     often = model.predict_file(tmp_path / "new.csv", threshold=0.1).prediction == "1_yes"
     assert np.array_equal(often, table_of["probability_1_yes"] >= 0.1)
+    odd = new.assign(age=pd.Categorical(new["age"].where(new.index > 0)))  # the empty cell is none of its categories
+    assert len(result.predict(odd)) == 40
     np.testing.assert_allclose(result.predict(new) == "1_yes", table_of.prediction == "1_yes")
     new.drop(columns="dose").to_csv(tmp_path / "less.csv", index=False)
     refused(lambda: model.predict_file(tmp_path / "less.csv"), "less.csv", "'dose'")

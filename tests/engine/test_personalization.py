@@ -51,3 +51,13 @@ def test_each_client_takes_its_steps_from_the_model_in_use(client_loop, keep, tm
     assert result.best is not None and result.best.round < OPTIONS["rounds"]
     row = result.history[(OPTIONS["rounds"] if keep is None else result.best.round) - 1]
     assert found["before"]["mean"] == pytest.approx(row["client_nll_mean"], rel=1e-5)
+
+
+def test_the_rate_is_that_of_the_last_round_also_after_resuming(tmp_path):
+    options = {"personalize": STEPS, "hyperparameters": {"client_lr": f"cosine({LR}, 20)"}, "engine": "eager"}
+    whole = fx.run(TASK, fx.fedavg(0.1), out=tmp_path / "whole", **OPTIONS, **options)
+    for rounds, source in ((2, None), (OPTIONS["rounds"], tmp_path / "part")):
+        part = {**OPTIONS, **options, "rounds": rounds, "resume_from": source}
+        resumed = fx.run(TASK, fx.fedavg(0.1), out=tmp_path / "part", **part)
+    assert resumed.personalized == whole.personalized != None  # noqa: E711
+    assert read_json(tmp_path / "part" / "config.json")["engine"] == "eager"

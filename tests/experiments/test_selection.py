@@ -142,5 +142,6 @@ def test_evaluations_without_a_number_count_as_not_better():
         selection.add({"round": round, "val_auroc": value})
     assert selection.best == (5, "val_auroc", 0.6) and selection.waited == 1
     watch = make_watch(TASK, RunOptions(eval_every=1, stop_after="2"))
-    watch.add([{"round": round, "val_nll": None} for round in range(1, 5)])  # resumed: none of these was evaluated
+    row = {"train_loss": 1.0, "val_nll": None}
+    watch.add([{"round": round, **row} for round in range(1, 5)])  # resumed: none of these was evaluated
     assert watch.stopping is not None and watch.stopping.waited == 0

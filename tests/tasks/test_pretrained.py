@@ -39,7 +39,7 @@ def load(folder: Path, **options: Any) -> fx.Task:
     return fx.load_task(f"text:{folder / 'talk.jsonl'}", **options)
 
 
-def test_only_responses_are_learned(folder):
+def test_only_responses_are_learned(folder, caplog):
     tokenizer = TextTokenizer.read(folder / "model")
     ids, is_learned = tokenizer.encode(conversations()[1])
     assert tokenizer.tokenizer.decode([t for t, learned in zip(ids, is_learned) if learned]) == "aaa"
@@ -48,6 +48,7 @@ def test_only_responses_are_learned(folder):
     assert is_learned == [False] * 2 + [True] * 4 and ids[-1:] == tokenizer.end
     rows = as_sequences([{"prompt": "ab", "completion": "cde"}, {"prompt": "x" * 9, "completion": "y"}], tokenizer, 4)
     assert rows["x"].shape == (1, 4), "nothing is learned of the second within 4 tokens"
+    assert "1 examples left out" in caplog.text
     assert (rows["y"][0] == IGNORED).tolist() == [True, False, False, False]
     np.testing.assert_array_equal(rows["x"][0, 1:], [ids[1], *rows["y"][0, 1:3]])
     alone = as_sequences([{"prompt": "", "completion": "ab"}] * 2, tokenizer, 8)
@@ -100,11 +101,14 @@ def test_clients_of_every_kind_of_file(folder, tmp_path):
     for path, client, text in (("t.csv", "who", "client_column"), ("t.x", "a", "path"), ("none.jsonl", "a", "path")):
         with pytest.raises(fx.UsageError, match=text):
             read_texts(tmp_path / path, client)
-    (tmp_path / "bad.jsonl").write_text("{")
-    refused(lambda: read_texts(tmp_path / "bad.jsonl"), "JSON")
+    (tmp_path / "bad.jsonl").write_text("\ufeff{}\n\n{")
+    refused(lambda: read_texts(tmp_path / "bad.jsonl"), "line 3", "JSON")
     write_tokenizer(tmp_path)
     tokenizer = TextTokenizer.read(tmp_path)
-    refused(lambda: tokenizer.encode({"words": 1}), "must have text")
+    refused(lambda: tokenizer.encode({"words": 1, "text": None}), "must have text", "got words")
+    pd.DataFrame([{**conversations()[0], "client": "a"}]).to_parquet(tmp_path / "talk.parquet")
+    (talk,) = read_texts(tmp_path / "talk.parquet")["a"]
+    assert tokenizer.encode(talk) == tokenizer.encode(conversations()[0])  # an array of the list
     tokenizer.tokenizer.enable_truncation(2)
     tokenizer.tokenizer.enable_padding(length=9)
     tokenizer.tokenizer.save(str(tmp_path / "tokenizer.json"))

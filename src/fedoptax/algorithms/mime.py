@@ -147,8 +147,8 @@ def _mime_of_two_exchanges(client_lr: LearningRate, base: str, b1: Number, b2: N
         trained = measured._replace(params=tree.add(server.params, mean), shared=Shared(track(control, stats), control))
         return tree.select(server.round % 2 == 0, measured, trained)
 
-    of_one = _mime(client_lr, base, b1, b2, eps, corrects_drift=True)
-    return of_one._replace(broadcast=broadcast, client_update=client_update, server_update=server_update, exchanges=2)
+    of_one = _mime(client_lr, base, b1, b2, eps, corrects_drift=True)._replace(exchanges=2, gradients_per_step=1.5)
+    return of_one._replace(broadcast=broadcast, client_update=client_update, server_update=server_update)
 
 
 def _base(base: str, b1: Number, b2: Number, eps: Number) -> tuple[Callable, ...]:

@@ -35,8 +35,6 @@ def predict(options: PredictForm) -> None:
             print(f"{name} {value:.4g}")
         return
     table = model.predict_file(options.input, options.top, options.threshold)
-    for note in table.attrs.get("notes", ()):
-        print(f"note: {note}", file=sys.stderr)
     if options.out is None:
         table.to_csv(sys.stdout, index=False)
         return

@@ -21,6 +21,7 @@ from fedoptax.experiments.record import split_options
 from fedoptax.experiments.result import DivergedError, Interrupted, raise_unless_completed
 from fedoptax.experiments.run import simulate
 from fedoptax.experiments.workers import open_executor
+from fedoptax.names import BASELINES
 from fedoptax.storage.checkpoint import least_total
 from fedoptax.storage.config import read_config
 from fedoptax.storage.folder import ENDED, Status, read_summary
@@ -41,6 +42,8 @@ def run(options: RunForm) -> None:
 
 def _run(task: Task, name: str, values: Mapping[str, Any], options: Mapping[str, Any], as_json: bool = False) -> None:
     """Run an algorithm with these hyper-parameters and options of `fedoptax.run`, and print how it ended."""
+    if name in BASELINES and options.get("wrappers"):
+        raise UsageError(f"{', '.join(options['wrappers'])} cannot be used with {name}, which sends nothing")
     with errors_name(options["out"]):
         wrappers = {**options.get("wrappers", {}), "seed": options.get("seed", 0)}
         algorithm = run_on_all_or_fail(lambda: wrap(build(name, values), **wrappers))

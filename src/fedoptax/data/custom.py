@@ -154,7 +154,8 @@ def _load_table(
     texts = [name for name in (label, client, split) if name is not None]
     readers.check_columns(path, frame.columns, [*texts, *schema.used])
     if not schema.used and len(frame):
-        raise DataError(f"{path} has no columns of features besides {', '.join(texts)}")
+        lines = [f"{path} has no columns of features besides {', '.join(texts)}", *schema.notes]
+        raise DataError("; ".join(lines))
     x, numbers = schema.encode(path, frame), None
     if schema.target.kind == "number":
         texts.remove(label)

@@ -16,7 +16,6 @@ from fedoptax.errors import DataError, UsageError, check_choice, shorten
 NUMBER = re.compile(r"[+-]?(?!0[0-9])([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 PADDED = re.compile("[+-]?0[0-9]+")  # "007" is a name
 DECIMAL_COMMA = re.compile(r"[+-]?(0|[1-9][0-9]*)(,[0-9]+)?")
-THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(\.[0-9]{3})+(,[0-9]+)?")
 TRUTH = {"true": "false", "yes": "no", "y": "n", "t": "f"}
 MOST_CATEGORIES, MOST_MIXED, MOST_CLASSES, MOST_DECIMALS = 100, 40, 50, 20
 """Different values up to which texts are categories (half of 40 if most are numbers), and labels, decimals classes."""
@@ -32,7 +31,7 @@ def infer_file(
     """Look at a file; see `infer_schema`. `cells` are the `separator` and `decimal` of `readers.find_separator`."""
     from pandas.api import types
 
-    names = [name for name in (label, client) if name is not None]
+    names, commas = [name for name in (label, client) if name is not None], list[str]()
     head = read_frame(path, [], 0, **cells)
     check_columns(path, head.columns, [*names, *(columns or ())])
     frame = read_frame(path, names, **cells)
@@ -46,11 +45,11 @@ def infer_file(
         if commas and cells.get("decimal") is None and find_separator(path, **cells) != ",":
             schema = infer_file(path, label, client, target, columns, **cells | {"decimal": ","})
             return replace(schema, notes=(f"column {min(commas)!r} has decimal commas, which are read", *schema.notes))
-        texts = map(str, raw.drop(columns=names).to_numpy().ravel())
-        if cells.get("decimal") == "," and (wrong := next(filter(THOUSANDS.fullmatch, texts), "")):
-            raise DataError(f"{path}: numbers with decimal commas must have no points for thousands, got {wrong!r}")
-        frame = read_frame(path, [*names, *as_written], **cells) if as_written else frame
+        frame = read_frame(path, [*names, *(set(as_written) - set(commas))], **cells) if as_written else frame
     schema = infer_schema(frame, label, client, target, columns)
+    if not cells.get("decimal") and (written := [name for name in commas if name in schema.used]):
+        note = f"column {written[0]!r} has commas in its numbers: categories, unless decimal=',' is set"
+        schema = replace(schema, notes=(note, *schema.notes))
     return replace(schema, separator=cells.get("separator"), decimal=cells.get("decimal"))
 
 
@@ -191,7 +190,7 @@ def _infer_target(label: str, column: Series, kind: str | None) -> Target:
     texts = [text for text in as_texts(column) if text is not None]
     if len(column) and not texts:
         raise DataError(f"label column {label!r} is empty")
-    different, are_numbers = set(texts), all(map(NUMBER.fullmatch, texts))
+    different, are_numbers = set(texts), any(all(map(form.fullmatch, texts)) for form in (NUMBER, DECIMAL_COMMA))
     has_decimals = are_numbers and any(not re.fullmatch("[+-]?[0-9]+", text) for text in different)
     is_unclear = len(different) > (MOST_DECIMALS if has_decimals else MOST_CLASSES)
     if kind == "guess":

@@ -125,14 +125,16 @@ class FederatedData:
     def check_held_out(self, name: str, examples: Any, owners: Any) -> None:
         """Check examples to evaluate on, `{field: array (n, …)}`, and their clients, (n,); each may be None.
 
-        Other arrays, or a field of another number of axes than for the clients who train, are a `DataError`.
+        Other arrays, or fields of other axes than the clients', or of floats where theirs are none, are a `DataError`.
         """
         if examples is None:
             return
         fields = as_fields(name, examples)
         for field, array in fields.items():
-            if array.ndim != (axes := self.examples.get(field, array).ndim):
-                raise DataError(f"{name}: field '{field}' must have {axes} axes as the clients' has, got {array.shape}")
+            like = self.examples.get(field, array)
+            if (array.ndim, array.dtype.kind == "f") != (like.ndim, like.dtype.kind == "f"):
+                wanted, got = (f"{one.dtype} of {one.ndim} axes" for one in (like, array))
+                raise DataError(f"{name}: field '{field}' must be {wanted} as the clients' has, got {got}")
         n, numbers = _length(fields), None if owners is None else np.asarray(owners)
         if numbers is not None and (numbers.shape != (n,) or numbers.dtype.kind not in "iu" or numbers.min() < 0):
             kind = f"{numbers.dtype}{list(numbers.shape)}"

@@ -11,6 +11,7 @@ A model says in plain data how its examples are read (`Task.inputs`):
     vocabulary: of a bag, its words, numbered from 1.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,7 @@ def read_inputs(
         frame = readers.read_frame(path, texts, **cells)
         examples = as_examples(frame, inputs, fields, classes, path)
         if schema is not None:
-            unseen = schema.describe_unseen(frame)
             frame = frame.drop(columns=list(schema.used))
-            frame.attrs["notes"] = list(unseen)
         return examples, frame
     if suffix != ".npz":
         known = [*(readers.TABLES if inputs.keys() & {"schema", TEXT} else ()), ".npz"]
@@ -80,7 +79,9 @@ def as_examples(
     missing, of another shape, or not a number that the model's type can hold is a `DataError`.
     """
     if hasattr(x, "columns") and (schema := schema_of(inputs)) is not None:
-        x = schema.encode(where, x)
+        frame, x = x, schema.encode(where, x)
+        for note in schema.describe_unseen(frame):
+            logging.getLogger("fedoptax").warning("note: %s", note)
         x = np.where(np.isnan(x), np.asarray(inputs["fill"], np.float32), x) if "fill" in inputs else x
     elif hasattr(x, "columns"):
         readers.check_columns(where, x.columns, [TEXT])

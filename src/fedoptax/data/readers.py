@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 else:  # pandas is slow to import
     DataFrame = Series = Any
 
+THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(\.[0-9]{3})+(,[0-9]+)?")
 TABLES = {".csv": ",", ".tsv": "\t", ".parquet": None}
 """The endings of tables, and what separates the cells."""
 IMAGES = {".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
@@ -55,6 +56,13 @@ def read_frame(path: Path, texts: Sequence[str], rows: int | None = None, /, **c
             options: dict[str, Any] = {"sep": separator, "decimal": cells.get("decimal") or ".", "nrows": rows}
             options |= {"dtype": dict.fromkeys(texts, str), "keep_default_na": False, "na_values": [""]}
             frame = pd.read_csv(path, **options, encoding="utf-8-sig", index_col=False, low_memory=False)
+            for name in frame.columns.difference(texts) if cells.get("decimal") == "," else ():
+                if frame[name].dtype.kind not in "iufb":  # a cell that is no number, such as NA, leaves all as texts
+                    if wrong := next(filter(THOUSANDS.fullmatch, map(str, frame[name])), None):
+                        raise ValueError(
+                            f"numbers with decimal commas must have no points for thousands, got {wrong!r}"
+                        )
+                    frame[name] = frame[name].replace(r"^(\s*[+-]?\d+),(\d+\s*)$", r"\1.\2", regex=True)
         header = next(csv.reader(_first_lines(path), delimiter=separator))
         return frame.set_axis([new or old for new, old in zip(header, frame.columns)], axis=1)  # "a", "a", not "a.1"
 

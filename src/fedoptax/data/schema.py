@@ -90,10 +90,10 @@ class ColumnSchema:
         if self.missing == "refuse" and is_empty.any():
             raise DataError(f"{where}: column {name!r}, row {int(np.argmax(is_empty)) + 1}: the cell is empty")
         if self.kind == "number":
-            filled = column.mask(is_empty, 0) if is_empty.any() else column
+            filled = column.astype(object).mask(is_empty, 0) if is_empty.any() else column
             x = read_features(where, filled.to_frame(name), [name])
         elif self.kind == "date":
-            days = to_days(f"{where}: column {name!r}", column.mask(is_empty, self.start).tolist(), self)
+            days = to_days(f"{where}: column {name!r}", column.astype(object).mask(is_empty, self.start).tolist(), self)
             x = days.astype(np.float32)[:, None]
         else:
             x = np.eye(len(self.categories) + 1, dtype=np.float32)[self.codes(column)][:, :-1]

@@ -1,6 +1,7 @@
 """Texts of clients as sequences of tokens: plain text, prompts and completions, or conversations, from files."""
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -76,7 +77,7 @@ class TextTokenizer:
         """Return the tokens of an example, and which of them are learned: a text's, a completion's, the assistant's."""
         match example:
             case {"messages": messages} if messages is not None:
-                return self._encode_conversation(messages)
+                return self._encode_conversation(getattr(messages, "tolist", lambda: messages)())  # of Parquet
             case {"prompt": str(question), "completion": str(completion)}:
                 prompt = self.tokenizer.encode(question).ids
                 answer = self.tokenizer.encode(completion, add_special_tokens=False).ids + self.end
@@ -84,7 +85,8 @@ class TextTokenizer:
             case {"text": str(text)}:
                 ids = self.tokenizer.encode(text).ids + self.end
                 return ids, [True] * len(ids)
-        raise DataError(f"an example must have text, messages, or prompt and completion, got {', '.join(example)}")
+        filled = (name for name, value in example.items() if value is not None)
+        raise DataError(f"an example must have text, messages, or prompt and completion, got {', '.join(filled)}")
 
     def _encode_conversation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
         if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
@@ -126,6 +128,9 @@ def as_sequences(examples: Iterable[Mapping], tokenizer: TextTokenizer, context:
         x[i, : len(ids[:-1])] = ids[:-1]
         y[i, : len(ids[1:])] = np.where(is_learned[1 : len(ids)], ids[1:], IGNORED)
     has_target = (y != IGNORED).any(axis=1)
+    if lost := int((~has_target).sum()):
+        log = logging.getLogger("fedoptax")
+        log.warning("note: %d examples left out, as nothing of them is learned within context=%d tokens", lost, context)
     return {"x": x[has_target], "y": y[has_target]}
 
 
@@ -143,7 +148,7 @@ def read_texts(path: Path, client: str = "client") -> dict[str, list[dict[str, A
             if any(part.startswith(".") for part in (*folders, file.name)):
                 continue
             with reading(file, "a text"):
-                clients.setdefault(name, []).append({"text": file.read_text(encoding="utf-8")})
+                clients.setdefault(name, []).append({"text": file.read_text(encoding="utf-8-sig")})
     else:
         for number, row in enumerate(_read_rows(path, client), 1):
             if not isinstance(row, dict) or row.get(client) is None:
@@ -163,6 +168,12 @@ def _read_rows(path: Path, client: str) -> list[Any]:
     if path.suffix.lower() not in (".jsonl", ".json") or not path.is_file():
         raise UsageError(f"path must be a folder, or a .jsonl, .parquet, .csv or .tsv file that exists, got {path}")
     with reading(path, "JSON"):
-        text = path.read_text(encoding="utf-8")
-        is_list = text.lstrip().startswith("[")
-        return json.loads(text) if is_list else [json.loads(line) for line in text.split("\n") if line.strip()]
+        text = path.read_text(encoding="utf-8-sig")
+        if text.lstrip().startswith("["):
+            return json.loads(text)
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            with reading(f"line {number} of {path}", "JSON"):
+                rows.append(json.loads(line))
+    return rows

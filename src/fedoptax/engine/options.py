@@ -233,4 +233,4 @@ class RunOptions(RoundOptions):
         "cohort), or auto (the device if they fit).", _one_of("auto", "device", "stream"), in_config="never",
         may_change=True)  # fmt: skip
     engine: str = of_hardware("compiled", "compiled, or eager (plain Python with the same result, for debugging).",
-        _one_of("compiled", "eager"), in_config="never", may_change=True)  # fmt: skip
+        _one_of("compiled", "eager"), may_change=True, changes_result=False)  # fmt: skip

@@ -33,7 +33,7 @@ class Plan:
     faults: bool = False  # whether clients may fail; how often is an argument of the program
     aggregate: Aggregator = MEAN
     mesh: int = 1
-    gradients_per_step: int = 1  # of the algorithm
+    gradients_per_step: float = 1  # of the algorithm
     concurrency: int | None = None  # in asynchronous rounds: the number of messages in use
     exchanges: int = 1  # of the algorithm
 

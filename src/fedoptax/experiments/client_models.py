@@ -32,6 +32,7 @@ class OwnModels(Simulation):
         super().__init__(without_held_out(task), point, options, plan)
         self._whole, self._held_out = task, evaluation_data(task)
         self._is_stacked = task.clients.num_clients > 1
+        self.has_one_model = not self._is_stacked
         self._evaluate = jit(task, partial(evaluate, task, is_stacked=self._is_stacked))
         form = jax.eval_shape(self.models)
         self._columns = sorted(jax.eval_shape(self._evaluate, form, self._held_out) if self._held_out else ())
@@ -83,7 +84,7 @@ def pool(task: Task, options: RunOptions) -> tuple[Task, RunOptions]:
     steps = options.cohort_size * (steps if options.local_steps is None else options.local_steps)
     steps = max(1, round(steps))
     alone = replace(options, cohort_size=1, local_steps=steps, mesh=1, secure_aggregation=None, aggregate="mean",
-        speeds=None)  # fmt: skip
+        speeds=None, faults=None)  # fmt: skip
     return _pool_examples(task), alone
 
 

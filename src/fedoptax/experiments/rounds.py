@@ -49,6 +49,7 @@ class Rounds(Protocol):
     server: Tree  # the server's state after the last completed round, as checkpoints keep it
     clients: ClientStates  # all clients' states then
     compile_seconds: float  # spent on compiling for this run so far; 0 where another run had done it
+    has_one_model: bool = True  # whether its parameters are a model of all clients
 
     def advance(self, done: int) -> RoundsResult:
         """Do one or more of the rounds that follow the first `done`; states and rows change together."""

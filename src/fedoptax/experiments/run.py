@@ -74,7 +74,6 @@ def simulate(
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
     if record.resume_from is not None and not is_distributed():
         options = with_original_placement(options, Path(record.resume_from))
-    options = with_rate(options, task, {**point.values, **record.hyperparameters})
     plan, watch = make_plan(options, task, point.algorithm, record.label), make_watch(task, options)
     if not is_leader():
         record = replace(record, out=None, resume_from=None, resume_round=None, trackers=(), progress=False)
@@ -83,7 +82,8 @@ def simulate(
     run_on_all_or_fail(lambda: None if new is None else prepare(new, record.overwrite))
     has_own_models = point.algorithm.client_params is not None
     make = Baseline if name in BASELINES else OwnModels if has_own_models else Simulation
-    simulation = make(task, point, options, plan)
+    rated = with_rate(options, task, {**point.values, **record.hyperparameters})
+    simulation = make(task, point, rated, plan)
     described = {"name": record.label, "hyperparameters": dict(record.hyperparameters)}
     config = run_config(task, described, options, plan, simulation.program, record.wrappers, record.trackers)
     config |= {"paper_weighting": point.algorithm.weighting, "rates": record.rates, "command": record.command}
@@ -143,7 +143,8 @@ def _begin(
     history = _restore(rounds, total, config, record, watch)
     observer = Observer()
     if record.folder is not None:
-        write_model(record.folder, rounds.task)
+        if rounds.has_one_model:
+            write_model(record.folder, rounds.task)
         observer = FolderWriter(record.folder, record, config, rounds, history, watch)
     return history, observer, stack.enter_context(bar(record.label, total, len(history), enabled=record.progress))
 

@@ -74,7 +74,8 @@ class Watch:
         for selection in filter(None, (self.choosing, self.stopping)):
             for row in rows:
                 is_extra = selection is self.choosing and row.get(selection.metric) is not None  # a former last round
-                was_evaluated = any(value is not None for name, value in row.items() if Column.parse(name))
+                columns = (name for name in row if Column.parse(name) and name != "train_loss")
+                was_evaluated = any(row[name] is not None for name in columns)
                 if is_extra or (was_evaluated and self.is_evaluated(row["round"])):  # resumed, `eval_every` may differ
                     selection.add(row)
 

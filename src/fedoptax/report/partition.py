@@ -35,13 +35,12 @@ class Partition(NamedTuple):
         return text
 
 
-def find_partitions(groups: Sequence[Group], most: int = 6) -> list[Partition]:
-    """One partition for each different task among the groups."""
+def find_partitions(groups: Sequence[Group]) -> list[Partition]:
+    """One partition for each different task among the groups, of at most six."""
     firsts: dict[str, Group] = {}
     for group in groups:
         firsts.setdefault(group.problem, group)
-    partitions = [make_partition(group.config) for group in firsts.values()]
-    return [partition for partition in partitions if partition is not None][:most]
+    return [partition for group in firsts.values() if (partition := make_partition(group.config)) is not None][:6]
 
 
 def make_partition(config: Mapping[str, Any]) -> Partition | None:

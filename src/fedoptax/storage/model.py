@@ -82,7 +82,7 @@ class TrainedModel:
           One row per example, in order: `prediction` and `probability`, for `top` classes also `prediction_2`,
           `prediction_2_probability`, …, and of at most 20 classes `probability_NAME` for each. A model of a number
           gives it as `prediction`, any other without classes `output`, or `output_1`, … if there are several numbers.
-          `attrs["notes"]` of the table are lines about cells that training did not have.
+          Categories that training did not have are logged.
 
         Raises:
           UsageError: there is no such file, or the model takes none of its kind.
@@ -218,7 +218,7 @@ def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
       params: `"best"` or `"last"`; None uses the best if they were saved, else the last.
 
     Raises:
-      UsageError: it is not a run's folder, or its task has no `predict`, or the best parameters were not saved.
+      UsageError: it is not a run's folder, has no one model with a `predict`, or the best parameters were not saved.
       RunError: a file is missing or damaged.
     """
     check_type("folder", folder, str | Path)
@@ -226,7 +226,9 @@ def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
     if not (folder / "config.json").is_file():
         raise UsageError(f"'{folder}' is not the folder of a run")
     if not (folder / DESCRIPTION).is_file():
-        raise UsageError(f"the task of '{folder}' has no predict; language models answer a prompt")
+        raise UsageError(
+            f"'{folder}' has no one model with a predict: language models answer a prompt, clients may have their own"
+        )
     path, described = choose_params(folder, params), read_json(folder / DESCRIPTION)
     with reading(f"'{folder}'", "a model"):
         program = export.deserialize(bytearray((folder / PROGRAM).read_bytes()))

@@ -52,7 +52,7 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         weights = class_weights(options.class_weight, source.class_names or (), counts)
     if is_image:
         model = options.model or ("cnn" if min(source.input_shape[:2]) >= 4 else recipe.model)
-        white = find_white(str(path), source.train["x"], source.test["x"])
+        white = 255.0 if path.is_dir() else find_white(str(path), source.train["x"], source.test["x"])
         net = recipe.models[model](source.input_shape, source.num_classes)
         learned = cross_entropy(net, white or 1.0, weights=weights) | {"inputs": {"white": white}}
         how = f", divided by {white:g}" if white and white > 1 else ""

@@ -55,6 +55,8 @@ def text_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         trained = Model(lambda key: jax.tree.map(jnp.asarray, frozen.arrays), net.apply)
     else:
         trained, frozen = with_adapters(net, base, config, lora, start, options)
+    if (top := max(int(clients.examples[name].max()) for name in "xy")) >= config.vocabulary:
+        raise DataError(f"the tokenizer must have at most the model's {config.vocabulary} tokens, got token {top}")
     check_choice("weight", options.weight or "sequences", ("sequences", "tokens"))
     learned = next_token(trained, (), pad=IGNORED, primary="perplexity")
     learned = {name: learned[name] for name in ("init", "loss", "metrics", "primary_metric", "higher_is_better")}
