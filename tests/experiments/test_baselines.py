@@ -8,6 +8,7 @@ import pytest
 
 import fedoptax as fx
 from command_line import fedoptax
+from fedoptax._files import read_json
 from fedoptax.algorithms.baselines import local
 from fedoptax.experiments.record import split_options
 from fedoptax.experiments.run import simulate
@@ -70,6 +71,7 @@ def test_a_baseline_ignores_wrappers_and_pooled_examples_need_no_robust_mean(tas
     options = {"rounds": 1, "cohort_size": CLIENTS, "batch_size": 2000, "mesh": 1}
     compared = fx.compare(task, ["fedavg", "local"], tmp_path, seeds=1, wrappers={"personal": "*bias"}, **options)
     assert set(compared.histories) == {"fedavg", "local"}
+    assert "wrappers" not in read_json(tmp_path / "local" / "seed-0" / "config.json")
     pooled = run("centralized", task, rounds=1, aggregate="median", faults={"deadline": 1.0})
     assert pooled.history.last("train_loss") > 0  # one client, that has all the time
     for name in ("fedavg", "local"):  # one with personal parameters, one with models of its own

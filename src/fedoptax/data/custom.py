@@ -154,8 +154,7 @@ def _load_table(
     texts = [name for name in (label, client, split) if name is not None]
     readers.check_columns(path, frame.columns, [*texts, *schema.used])
     if not schema.used and len(frame):
-        lines = [f"{path} has no columns of features besides {', '.join(texts)}", *schema.notes]
-        raise DataError("; ".join(lines))
+        raise DataError("; ".join([f"{path} has no columns of features besides {', '.join(texts)}", *schema.notes]))
     x, numbers = schema.encode(path, frame), None
     if schema.target.kind == "number":
         texts.remove(label)

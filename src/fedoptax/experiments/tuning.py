@@ -273,6 +273,7 @@ def run_point(
     if not is_finished(folder):
         source, maker = folder if rounds_of(folder) else None, makers[name]
         where = {"label": name, "out": folder, "overwrite": source is None, "resume_from": source}
+        where["wrappers"] = maker.wrappers  # a baseline has none
         options = {**options, **split_weighting({**maker.fixed, **values}), **where, "progress": progress}
         result = simulate(task, maker(values, options.get("seed", 0)), *split_options(options), name)
         if result.signal:
@@ -333,11 +334,11 @@ class PointMaker:
 
     def __init__(self, algorithm: str, fixed: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self.algorithm, self.fixed = algorithm, fixed
-        self._wrappers = {} if algorithm in BASELINES else options.get("wrappers") or {}
+        self.wrappers = {} if algorithm in BASELINES else options.get("wrappers") or {}
         self._constructors: dict[tuple[Any, ...], Callable[..., FedAlgorithm]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.algorithm, self.fixed, {"wrappers": self._wrappers})
+        return type(self), (self.algorithm, self.fixed, {"wrappers": self.wrappers})
 
     def __call__(self, values: Mapping[str, Any], seed: int = 0) -> Point:
         """Return the point of these values in runs of a seed, which matters with privacy."""
@@ -346,9 +347,9 @@ class PointMaker:
         fixed = {**split_weighting(self.fixed)["hyperparameters"], **words}
 
         def make(**numbers: Any) -> FedAlgorithm:
-            return wrap(build(self.algorithm, {**fixed, **numbers}), **self._wrappers, seed=seed)
+            return wrap(build(self.algorithm, {**fixed, **numbers}), **self.wrappers, seed=seed)
 
-        key = *words.items(), seed if "privacy" in self._wrappers else 0
+        key = *words.items(), seed if "privacy" in self.wrappers else 0
         return Point(self._constructors.setdefault(key, make), free)
 
 
