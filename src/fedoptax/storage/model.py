@@ -227,7 +227,7 @@ def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
         raise UsageError(f"'{folder}' is not the folder of a run")
     if not (folder / DESCRIPTION).is_file():
         raise UsageError(
-            f"'{folder}' has no one model with a predict: language models answer a prompt, clients may have their own"
+            f"'{folder}' has no model for examples: a language model answers a prompt, or each client has its own model"
         )
     path, described = choose_params(folder, params), read_json(folder / DESCRIPTION)
     with reading(f"'{folder}'", "a model"):
