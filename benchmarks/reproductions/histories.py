@@ -114,10 +114,22 @@ def describe_step(step: Path, commit: str) -> dict[str, Any]:
         "versions": {name: version(name) for name in ("fedoptax", "jax", "optax", "numpy")} | jax,
         "algorithms": record.get("algorithms", [record.get("algorithm")]),
         "searches": {
-            algorithm: {name: search[name] for name in ("seed", "rule", "grid")}
+            algorithm: {name: search[name] for name in ("seed", "rule")}
+            | describe_points(step, algorithm, search["grid"])
             | {"found": {k: v for k, v in hyperparameters.get(algorithm, {}).items() if k in search["grid"]}}
             for algorithm, search in searches.items()
         },
+    }
+
+
+def describe_points(step: Path, algorithm: str, grid: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the number of points of a search, and the values that they have: of one that zooms more than its grid."""
+    place = step / "tuning" / algorithm if (step / "tuning").is_dir() else step
+    points = [read_json(path)["algorithm"]["hyperparameters"] for path in place.glob("point-*/config.json")]
+    values = {name: {point[name] for point in points if name in point} - {*grid[name]} for name in grid}
+    return {
+        "points": len(points),
+        "grid": {name: sorted({*grid[name]} | more) if (more := values[name]) else grid[name] for name in grid},
     }
 
 
