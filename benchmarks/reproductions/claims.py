@@ -33,10 +33,9 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
     better than each of the latter, of `other_step` if there is one), `above` alone (each is better than itself in
     `other_step`), `level` (all are within a point of the best, or each of itself in `other_step`), `gain` (each ends
     better than it was before the first round), `point` (a value of a search is within a point of its best), `near`
-    (more points of a search than in `other_step` are so close to their best; of those with one value of `per`, where it
-    is there, the value that has the most), `every` (the score of each point is "at
-    least" or "at most" `value`), or `everywhere`: each method of all tables is significantly behind the first in one,
-    once all are there.
+    (more points of a search than in `other_step` are so close to their best; with `per`, at the one value of that
+    hyper-parameter where most are), `every` (the score of each point is "at least" or "at most" `value`), or
+    `everywhere`: each method of all tables is significantly behind the first in one, once all are there.
     """
     claims = []
     for options in recipe.get("claims", ()):
@@ -107,7 +106,7 @@ def _make_tests(options: Mapping[str, Any], step: Step, steps: Mapping[str, Step
 
 
 def count_near(step: Step, distance: float, per: str | None = None) -> int:
-    """Count the points of a search that are at most so far from its best, of all or of the value of `per` with most."""
+    """Count the points of a search that are at most so far from its best; with `per`, at the value where most are."""
     scores = step.scores()
     near = [values.get(per) for values, score in scores if abs(score - scores[0][1]) <= distance]
     return max(map(near.count, near))

@@ -106,6 +106,20 @@ def test_sums_of_few_rows_are_left_out():
     assert sums["squares"][:3].tolist() == [0, 0, 32000]
 
 
+def test_commas_in_quoted_numbers_are_said(tmp_path):
+    pd.DataFrame({"f": ["1,5", "2,25", "3"] * 10, "label": ["a", "b"] * 15}).to_csv(tmp_path / "a.csv", index=False)
+    assert "'f' has commas in its numbers" in infer_file(tmp_path / "a.csv", "label").notes[0]
+    assert infer_file(tmp_path / "a.csv", "label", decimal=",").columns["f"].kind == "number"
+
+
+def test_a_number_to_predict_may_have_decimal_commas(tmp_path):
+    pd.DataFrame({"f": range(30), "y": [f"{i},5" for i in range(30)]}).to_csv(tmp_path / "a.csv", sep=";", index=False)
+    refused(lambda: infer_file(tmp_path / "a.csv", "y"), "30 different decimals")
+    for target in ("number", "guess"):
+        assert infer_file(tmp_path / "a.csv", "y", target=target).decimal == ","
+    assert load_file(tmp_path / "a.csv", label="y", target="number", test_fraction=0.0).train["y"][-1] == 29.5
+
+
 ODD = {  # cells of a column -> its kind, or words of the note
     "decimal commas": (["1,5", "2,25", "3"] * 10, "number"),
     "padded": (["007", "7", "012"] * 10, "category"),
@@ -117,12 +131,6 @@ ODD = {  # cells of a column -> its kind, or words of the note
     "nothing": ([""] * 30, "is empty"),
     "a stray text": ([*map(str, range(29)), "high"], "'high' in row 30"),
 }
-
-
-def test_commas_in_quoted_numbers_are_said(tmp_path):
-    pd.DataFrame({"f": ["1,5", "2,25", "3"] * 10, "label": ["a", "b"] * 15}).to_csv(tmp_path / "a.csv", index=False)
-    assert "'f' has commas in its numbers" in infer_file(tmp_path / "a.csv", "label").notes[0]
-    assert infer_file(tmp_path / "a.csv", "label", decimal=",").columns["f"].kind == "number"
 
 
 @pytest.mark.parametrize("kind", ODD)

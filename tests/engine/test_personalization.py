@@ -59,5 +59,5 @@ def test_the_rate_is_that_of_the_last_round_also_after_resuming(tmp_path):
     for rounds, source in ((2, None), (OPTIONS["rounds"], tmp_path / "part")):
         part = {**OPTIONS, **options, "rounds": rounds, "resume_from": source}
         resumed = fx.run(TASK, fx.fedavg(0.1), out=tmp_path / "part", **part)
-    assert resumed.personalized == whole.personalized != None  # noqa: E711
+    assert whole.personalized is not None and resumed.personalized == whole.personalized
     assert read_json(tmp_path / "part" / "config.json")["engine"] == "eager"

@@ -75,7 +75,7 @@ def test_a_baseline_ignores_wrappers_and_pooled_examples_need_no_robust_mean(tas
     pooled = run("centralized", task, rounds=1, aggregate="median", faults={"deadline": 1.0})
     assert pooled.history.last("train_loss") > 0  # one client, that has all the time
     for name in ("fedavg", "local"):  # one with personal parameters, one with models of its own
-        refused(lambda: fx.load_model(tmp_path / name / "seed-0"), "each client has its own model")  # noqa: B023
+        refused(lambda: fx.load_model(tmp_path / name / "seed-0"), "each client has its own")  # noqa: B023
     refused(lambda: run("centralized", task, cohort_size=CLIENTS + 1), "cohort_size")
 
 

@@ -48,7 +48,7 @@ def test_only_responses_are_learned(folder, caplog):
     assert is_learned == [False] * 2 + [True] * 4 and ids[-1:] == tokenizer.end
     rows = as_sequences([{"prompt": "ab", "completion": "cde"}, {"prompt": "x" * 9, "completion": "y"}], tokenizer, 4)
     assert rows["x"].shape == (1, 4), "nothing is learned of the second within 4 tokens"
-    assert "1 examples left out" in caplog.text
+    assert "1 examples left out: no learned token in context=4" in caplog.text
     assert (rows["y"][0] == IGNORED).tolist() == [True, False, False, False]
     np.testing.assert_array_equal(rows["x"][0, 1:], [ids[1], *rows["y"][0, 1:3]])
     alone = as_sequences([{"prompt": "", "completion": "ab"}] * 2, tokenizer, 8)

@@ -77,9 +77,10 @@ def test_wrappers_and_any_optimizer_go_with_a_loop():
     [
         (fx.scaffold(0.1), sgd, "algorithm"),
         (fx.lookahead(0.1), sgd, "algorithm"),
+        (fx.fedavg(0.1), lambda module, examples, config: None, "number of examples"),
         (fx.fedavg(0.1), lambda module, examples, config: (0, 1.0), "number of examples"),
     ],
-    ids=["control variates", "averaged optimizer state", "no examples"],
+    ids=["control variates", "averaged optimizer state", "nothing returned", "no examples"],
 )
 def test_what_cannot_be_a_loops_client_is_refused(algorithm, train, argument):
     module = Net()

@@ -32,12 +32,13 @@ def infer_file(
     from pandas.api import types
 
     names, commas = [name for name in (label, client) if name is not None], list[str]()
+    no_numbers = [client] if target in ("number", "guess") else names
     head = read_frame(path, [], 0, **cells)
     check_columns(path, head.columns, [*names, *(columns or ())])
     frame = read_frame(path, names, **cells)
     if find_separator(path, **cells) is not None:
         raw = read_frame(path, list(head.columns), **cells)
-        as_written = [n for n in set(frame.columns) if list(frame.columns).count(n) == 1 and n not in names and (
+        as_written = [n for n in set(frame.columns) if list(frame.columns).count(n) == 1 and n not in no_numbers and (
             not types.is_numeric_dtype(frame[n].dtype) or types.is_bool_dtype(frame[n].dtype)
             or any(PADDED.fullmatch(text or "") for text in as_texts(raw[n])))]  # fmt: skip
         commas = [n for n in as_written if (values := [t for t in as_texts(raw[n]) if t and t.lower() not in EMPTY])
@@ -101,7 +102,7 @@ def find_faults(frame: DataFrame, schema: Schema) -> list[str]:
             lines.append(f"column {name!r} is empty in {1 - sum(counts.values()) / len(texts):.0%} of the rows")
         elif column.kind == "category" and once:
             lines.append(f"column {name!r} has categories with a single row: {shorten(', '.join(once), 80)}")
-        with suppress(DataError):  # a cell of another kind, which the notes report
+        with suppress(DataError, ValueError):  # a cell of another kind, which the notes report
             x = column.encode("table", name, frame[name])
             if len(counts) > 1 and _tells_label(x[y != ""], y[y != ""], schema):
                 advice = f"if it is only known afterwards, {IGNORE.format(name)}"

@@ -133,8 +133,8 @@ class FederatedData:
         for field, array in fields.items():
             like = self.examples.get(field, array)
             if (array.ndim, array.dtype.kind == "f") != (like.ndim, like.dtype.kind == "f"):
-                wanted, got = (f"{one.dtype} of {one.ndim} axes" for one in (like, array))
-                raise DataError(f"{name}: field '{field}' must be {wanted} as the clients' has, got {got}")
+                wanted, got = (f"{one.ndim} axes of {one.dtype}" for one in (like, array))
+                raise DataError(f"{name}: field '{field}' must have {wanted} as the clients' has, got {got}")
         n, numbers = _length(fields), None if owners is None else np.asarray(owners)
         if numbers is not None and (numbers.shape != (n,) or numbers.dtype.kind not in "iu" or numbers.min() < 0):
             kind = f"{numbers.dtype}{list(numbers.shape)}"

@@ -57,14 +57,18 @@ def read_frame(path: Path, texts: Sequence[str], rows: int | None = None, /, **c
             options |= {"dtype": dict.fromkeys(texts, str), "keep_default_na": False, "na_values": [""]}
             frame = pd.read_csv(path, **options, encoding="utf-8-sig", index_col=False, low_memory=False)
             for name in frame.columns.difference(texts) if cells.get("decimal") == "," else ():
-                if frame[name].dtype.kind not in "iufb":  # a cell that is no number, such as NA, leaves all as texts
-                    if wrong := next(filter(THOUSANDS.fullmatch, map(str, frame[name])), None):
-                        raise ValueError(
-                            f"numbers with decimal commas must have no points for thousands, got {wrong!r}"
-                        )
-                    frame[name] = frame[name].replace(r"^(\s*[+-]?\d+),(\d+\s*)$", r"\1.\2", regex=True)
+                frame[name] = _with_points(frame[name])
         header = next(csv.reader(_first_lines(path), delimiter=separator))
         return frame.set_axis([new or old for new, old in zip(header, frame.columns)], axis=1)  # "a", "a", not "a.1"
+
+
+def _with_points(column: "Series[Any]") -> "Series[Any]":
+    """Write decimal commas as points where a cell that is no number, such as NA, has left all of a column as texts."""
+    if column.dtype.kind in "iufb":
+        return column
+    if wrong := next(filter(THOUSANDS.fullmatch, map(str, column)), None):
+        raise ValueError(f"numbers with decimal commas must have no points for thousands, got {wrong!r}")
+    return column.replace(r"^(\s*[+-]?\d+),(\d+\s*)$", r"\1.\2", regex=True)
 
 
 def find_separator(path: Path, separator: str | None = None, decimal: str | None = None) -> str | None:

@@ -128,9 +128,8 @@ def as_sequences(examples: Iterable[Mapping], tokenizer: TextTokenizer, context:
         x[i, : len(ids[:-1])] = ids[:-1]
         y[i, : len(ids[1:])] = np.where(is_learned[1 : len(ids)], ids[1:], IGNORED)
     has_target = (y != IGNORED).any(axis=1)
-    if lost := int((~has_target).sum()):
-        log = logging.getLogger("fedoptax")
-        log.warning("note: %d examples left out, as nothing of them is learned within context=%d tokens", lost, context)
+    if n := int((~has_target).sum()):
+        logging.getLogger("fedoptax").warning("note: %d examples left out: no learned token in context=%d", n, context)
     return {"x": x[has_target], "y": y[has_target]}
 
 

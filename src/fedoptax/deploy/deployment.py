@@ -91,11 +91,10 @@ def run_deployment(deployment: Deployment, task: Task | None, network: Network, 
         with interruptible_sleep() as (_, sleep):
             prepared = identity.get("prepared") or gather_statistics(deployment, network, identity, log, sleep)
         identity, task = identity | {"prepared": prepared}, build_table_task(deployment, prepared)
-    has_one_model = deployment.build_algorithm().client_params is None
-    task = task if has_one_model else without_held_out(task)  # only the nodes can evaluate theirs
+    if deployment.build_algorithm().client_params is not None:  # only the nodes can evaluate theirs
+        task = without_held_out(task)
     make = EvaluationOnly if deployment.evaluate else NetworkRounds
     rounds = make(deployment, task, network, folder, identity, log)
-    rounds.has_one_model = has_one_model
     algorithm = {"name": deployment.algorithm, "hyperparameters": dict(deployment.hyperparameters)}
     trackers, wrappers = deployment.tracker_names, deployment.wrappers
     described = run_config(task, algorithm, deployment.run_options, rounds.plan, rounds.program, wrappers, trackers)
@@ -135,6 +134,7 @@ class NetworkRounds(Rounds):
     ) -> None:
         self._deployment, self.task, self._network, self._log = deployment, task, network, log
         self._algorithm, self._folder = deployment.build_algorithm(), folder
+        self.has_one_model = self._algorithm.client_params is None
         self._identity = {name: identity[name] for name in ("experiment", "session", "prepared") if name in identity}
         self.plan = make_plan(deployment.run_options, task, self._algorithm, deployment.algorithm)
         self._limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)

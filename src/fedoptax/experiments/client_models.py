@@ -31,9 +31,8 @@ class OwnModels(Simulation):
     def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
         super().__init__(without_held_out(task), point, options, plan)
         self._whole, self._held_out = task, evaluation_data(task)
-        self._is_stacked = task.clients.num_clients > 1
-        self.has_one_model = not self._is_stacked
-        self._evaluate = jit(task, partial(evaluate, task, is_stacked=self._is_stacked))
+        self.has_one_model = task.clients.num_clients == 1
+        self._evaluate = jit(task, partial(evaluate, task, is_stacked=not self.has_one_model))
         form = jax.eval_shape(self.models)
         self._columns = sorted(jax.eval_shape(self._evaluate, form, self._held_out) if self._held_out else ())
 
@@ -59,10 +58,10 @@ class OwnModels(Simulation):
         if (client_params := self._algorithm.client_params) is not None:
             server = to_first_device(self.server) if self._plan.mesh > 1 else self.server
             states = jax.vmap(client_params, (None, 0))(self._algorithm.params(server), states)
-        return states if self._is_stacked else jax.tree.map(lambda a: a[0], states)
+        return jax.tree.map(lambda a: a[0], states) if self.has_one_model else states
 
     def _measure_clients(self, params: Tree) -> dict[str, np.ndarray]:
-        return evaluate_clients(self._whole, self.models(), self._is_stacked)
+        return evaluate_clients(self._whole, self.models(), not self.has_one_model)
 
 
 class Baseline(OwnModels):

@@ -74,6 +74,7 @@ def simulate(
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
     if record.resume_from is not None and not is_distributed():
         options = with_original_placement(options, Path(record.resume_from))
+    rated = with_rate(options, task, {**point.values, **record.hyperparameters})
     plan, watch = make_plan(options, task, point.algorithm, record.label), make_watch(task, options)
     if not is_leader():
         record = replace(record, out=None, resume_from=None, resume_round=None, trackers=(), progress=False)
@@ -82,7 +83,6 @@ def simulate(
     run_on_all_or_fail(lambda: None if new is None else prepare(new, record.overwrite))
     has_own_models = point.algorithm.client_params is not None
     make = Baseline if name in BASELINES else OwnModels if has_own_models else Simulation
-    rated = with_rate(options, task, {**point.values, **record.hyperparameters})
     simulation = make(task, point, rated, plan)
     described = {"name": record.label, "hyperparameters": dict(record.hyperparameters)}
     config = run_config(task, described, options, plan, simulation.program, record.wrappers, record.trackers)

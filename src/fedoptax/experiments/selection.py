@@ -74,8 +74,7 @@ class Watch:
         for selection in filter(None, (self.choosing, self.stopping)):
             for row in rows:
                 is_extra = selection is self.choosing and row.get(selection.metric) is not None  # a former last round
-                columns = (name for name in row if Column.parse(name) and name != "train_loss")
-                was_evaluated = any(row[name] is not None for name in columns)
+                was_evaluated = any(row[n] is not None for n in row if Column.parse(n) and n != "train_loss")
                 if is_extra or (was_evaluated and self.is_evaluated(row["round"])):  # resumed, `eval_every` may differ
                     selection.add(row)
 

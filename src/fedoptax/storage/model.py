@@ -218,7 +218,7 @@ def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
       params: `"best"` or `"last"`; None uses the best if they were saved, else the last.
 
     Raises:
-      UsageError: it is not a run's folder, has no one model with a `predict`, or the best parameters were not saved.
+      UsageError: it is not a run's folder, it has no model for examples, or the best parameters were not saved.
       RunError: a file is missing or damaged.
     """
     check_type("folder", folder, str | Path)
@@ -226,9 +226,7 @@ def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
     if not (folder / "config.json").is_file():
         raise UsageError(f"'{folder}' is not the folder of a run")
     if not (folder / DESCRIPTION).is_file():
-        raise UsageError(
-            f"'{folder}' has no model for examples: a language model answers a prompt, or each client has its own model"
-        )
+        raise UsageError(f"'{folder}' has no model for examples: it answers prompts, or each client has its own")
     path, described = choose_params(folder, params), read_json(folder / DESCRIPTION)
     with reading(f"'{folder}'", "a model"):
         program = export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
