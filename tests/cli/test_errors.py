@@ -21,6 +21,7 @@ WRONG = [
     (["compare", "--from", "nowhere"], 2, "nowhere"),
     (["run", "--preset", "none"], 2, "client_lr"), (["run", "--set", "client_lr"], 2, "--set"),
     (["run", "--cohort-size", "51"], 2, "--cohort-size must be <= 50"),
+    (["run", "--algorithm", "local_amsgrad", "--personalize", "3"], 2, "--personalize needs a learning rate"),
     (["run", "--local-epochs", "2", "--local-steps", "3"], 2, "--local-epochs"),
     (["run", "--mesh", "99"], 2, "mesh"), (["compare", "--mesh", "99"], 2, "mesh"),
     (["run", "--checkpoint-every", "-1"], 2, "--checkpoint-every must"),
