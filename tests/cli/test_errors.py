@@ -30,7 +30,7 @@ WRONG = [
     ([*TUNE, "--set", "client_lr=0.1"], 2, "client_lr"), ([*TUNE, "--select", "nonsense"], 2, "--select"),
     (["list", "models"], 2, "models"), (["report", "nowhere"], 2, "nowhere"),
     (["report", ".", "--target", "nan"], 2, "target"), (["resume", "nowhere"], 2, "nowhere"),
-    (["compare", "--tune", "--grid", "client_lr=0.1", "--budget", "4"], 2, "--budget"),
+    (["compare", "--tune", "--grid", "client_lr=0.1,1", "--budget", "1"], 2, "2 points"),
     (["tune", "--grid", "client_lr=0.1", "--grid", "client_lr=1"], 2, "twice"),
     (["tune", "--search", "grid"], 2, "grid"),
     (["run", "--staleness-exponent", "1"], 2, "asynchronous"),

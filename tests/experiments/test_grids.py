@@ -67,7 +67,8 @@ def test_every_rate_is_searched_beside_words_and_numbers_alone_are_a_grid():
     grid = complete_grid(fx.fedavg, {"weighting": ("examples", "uniform")}, {}, 16)
     assert isinstance(grid, Zoom) and list(grid) == ["weighting", "client_lr", "server_lr"] and len(points(grid)) <= 8
     for rates in ((0.1,), ("cosine(1, 9)",)):
-        assert complete_grid(fx.fedavg, {"client_lr": rates}, {}, 16) == {"client_lr": rates}
+        assert complete_grid(fx.fedavg, {"client_lr": rates}, {}, None) == {"client_lr": rates}
+    assert isinstance(complete_grid(fx.fedavg, {"client_lr": (0.1,)}, {}, 4), Zoom)  # with a budget they are the start
     assert complete_grid(fx.fedavg, {}, {"client_lr", "server_lr"}, 16) == {} == coarse_rates(fx.fedlamb, {"lr"}, 4)
 
 

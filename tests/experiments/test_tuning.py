@@ -104,7 +104,8 @@ def test_the_rule_is_that_of_the_paper_unless_another_is_asked_for():
 REFUSALS: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     ("fedavg", {"client_lr": [0.1, -1.0]}, {}, "client_lr"), ("fedavg", {"rate": [1.0]}, {}, "rate"),
     ("fedavg", {}, {}, "grid"), ("fedavg", {"client_lr": 0.1}, {}, "client_lr"),
-    ("fedavg", None, {"trials": 0}, "trials"),
+    ("fedavg", None, {"trials": 0}, "trials"), ("fedavg", {"client_lr": [0.1, 1]}, {"trials": 1}, "2 points"),
+    ("fedavg", {"client_lr": ["cosine(1, 9)"]}, {"trials": 3}, "numbers > 0"),
     ("fedavg", {"weighting": ["examples", "sizes"], "client_lr": [0.1]}, {}, "weighting"),
     (fx.fedavg, {"client_lr": [0.1]}, {}, "algorithm"),
     ("fedavg", {"client_lr": [0.1]}, {"cohort_size": 100}, "cohort_size"),
@@ -153,6 +154,14 @@ def test_a_search_zooms_over_rates_and_weighting_and_goes_on_where_it_stopped(tm
     (tmp_path / "a" / "point-008" / "summary.json").unlink()
     again = fx.tune(task, "fedavg", {"weighting": ["examples", "uniform"]}, tmp_path / "a", **options)
     assert again == SearchResult.read(tmp_path / "a") == whole
+
+
+def test_a_budget_extends_a_grid_of_numbers_but_not_to_values_that_the_algorithm_refuses(tmp_path):
+    grid = {"momentum": [0.9, 0.99], "client_lr": [0.001]}
+    found = fx.tune(TASK, "fedavgm", grid, tmp_path, trials=6, fixed={"server_lr": 0.1}, **SMALL)
+    assert [one.values["momentum"] for one in found.trials[:2]] == [0.9, 0.99]
+    assert {one.values["client_lr"] for one in found.trials} > {0.001} and found.best.values["momentum"] < 1
+    assert all(one.values["momentum"] < 1 for one in found.trials) and len(found.trials) == 6
 
 
 def test_optuna_finds_the_better_end_and_goes_on_where_it_stopped(tmp_path):

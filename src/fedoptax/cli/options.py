@@ -188,7 +188,9 @@ class CompareForm(SearchOptions, ExperimentOptions):
         check=lambda name, value: split_algorithms(value))  # fmt: skip
     seeds: int = option("Number of seeds (0, 1, ...) for each algorithm.", 3, group="Rounds")
     tune: bool = of_search("First search every algorithm's learning rates, with equal budgets.", False)
-    budget: int | None = of_search("Points per algorithm, with --tune. [default: 16]", check=check_int)
+    budget: int | None = of_search(
+        "Points per algorithm, a --grid's first. [default: 16, or the grid's]", check=check_int
+    )
     from_: list[Path] = of_search("Use the best point of the search in this folder of `fedoptax tune`; may be "
         "repeated.", [], metavar="FOLDER", flags=("--from",))  # fmt: skip
 
@@ -202,8 +204,8 @@ class TuneForm(SearchOptions, ExperimentOptions, AlgorithmOptions):
     """
 
     search: Literal["grid", "zoom", "optuna"] | None = of_search("All points of a grid, a coarse grid and "
-        "then finer grids around the best point (zoom), or Optuna (extra `optuna`). [default: grid with --grid, else "
-        "zoom]")  # fmt: skip
+        "then finer grids around the best point (zoom), or Optuna (extra `optuna`). [default: grid with --grid and no "
+        "--trials, else zoom]")  # fmt: skip
     trials: int | None = of_search("Points of a zoom or Optuna search. [default: 16]", check=check_int)
 
 

@@ -86,13 +86,11 @@ def resume(options: ResumeForm) -> None:
         if is_comparison:
             compared = comparison.Comparison.read(folder)
             compared = replace(compared, options=compared.options | changes)
-            task = reload_task(compared.task, data_dir)
-            report_comparison(comparison.run_comparison(task, compared, folder, how))
+            report_comparison(comparison.run_comparison(reload_task(compared.task, data_dir), compared, folder, how))
         elif is_search:
             search = tuning.Search.read(folder)
             search = replace(search, options=search.options | changes)
-            task = reload_task(search.task, data_dir)
-            report_search(tuning.run_search(task, search, folder, how))
+            report_search(tuning.run_search(reload_task(search.task, data_dir), search, folder, how))
         elif not is_distributed() and "deployment" in _read_config(folder, changes):
             from fedoptax.cli.deploy import resume_deployment  # needs Flower
 

@@ -14,7 +14,7 @@ from fedoptax.cli.setup import command_line, note_rates, set_up
 from fedoptax.errors import UsageError
 from fedoptax.experiments import comparison, tuning
 from fedoptax.experiments.build import build, by_algorithm
-from fedoptax.experiments.grids import RANGES, Zoom, choose_grids
+from fedoptax.experiments.grids import RANGES, choose_grids
 from fedoptax.experiments.presets import Settings, find_grid
 from fedoptax.experiments.workers import open_executor
 from fedoptax.names import split_algorithms
@@ -36,12 +36,8 @@ def compare(options: CompareForm) -> None:
     typed = [name for name in ("budget", "grid", "select", "last") if getattr(options, name) not in (None, {})]
     if typed and not options.tune:
         raise UsageError(f"{typed[0]} needs --tune")
-    budget, grids = tuning.BUDGET if options.budget is None else options.budget, {}
-    if options.tune:
-        chosen = choose_grids(_grid(options, names), options.set_, names, budget)
-        grids = {name: grid for name, grid in chosen.items() if grid}  # the others have nothing to search
-        if options.budget is not None and not any(isinstance(grid, Zoom) for grid in grids.values()):
-            raise UsageError("budget applies to searches without --grid")
+    chosen = choose_grids(_grid(options, names), options.set_, names, options.budget) if options.tune else {}
+    grids = {name: grid for name, grid in chosen.items() if grid}  # the others have nothing to search
     task, settings, run = set_up(options, names, "compare")
     here = tuning.shared_options({key: value for key, value in run.items() if key not in ("out", "overwrite")})
     tuned = _best_of_searches(options, names, task, settings, here)
@@ -66,15 +62,15 @@ def compare(options: CompareForm) -> None:
 def tune(options: TuneForm) -> None:
     """Run a search and write its report."""
     name = options.algorithm
-    trials = tuning.BUDGET if options.trials is None else options.trials
-    grid = choose_grids(_grid(options, [name]), options.set_, [name], trials)[name]
-    if options.trials is not None and (options.search == "grid" or not (options.search or isinstance(grid, Zoom))):
+    if options.trials is not None and options.search == "grid":
         raise UsageError("trials needs --search zoom or optuna")
+    budget = None if options.search == "optuna" else options.trials
+    grid = choose_grids(_grid(options, [name]), options.set_, [name], budget)[name]
     if not grid:
         raise UsageError(f"grid is needed for {name}, because --set has all its rates")
     task, settings, run = set_up(options, [name], f"tune-{name}")
     run["fixed"] = {key: value for key, value in settings.hyperparameters[name].items() if key not in grid}
-    run |= {"search": options.search, "trials": trials}
+    run |= {"search": options.search, "trials": options.trials}
     executor = open_executor(options.workers, run["out"])
     with errors_name(run["out"]), executor as workers, suppress(tuning.AllDiverged):  # `report_search` raises it again
         tuning.tune(task, name, grid, executor=workers, **run | _shared(options))

@@ -31,8 +31,7 @@ def find_data_dir(data_dir: str | Path | None = None) -> Path:
 
 def find_file(path: Path) -> Path | None:
     """Find a file, plain or compressed with `.gz` or `.xz` added to its name; `None` if there is neither."""
-    candidates = (path.with_name(path.name + suffix) for suffix in ("", ".gz", ".xz"))
-    return next(filter(Path.is_file, candidates), None)
+    return next(filter(Path.is_file, (path.with_name(path.name + suffix) for suffix in ("", ".gz", ".xz"))), None)
 
 
 def require_file(data_dir: str | Path | None, dataset: str, *names: str) -> Path:

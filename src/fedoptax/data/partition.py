@@ -228,8 +228,7 @@ def divide_test(train_labels: ArrayLike, train_parts: Parts, test_labels: ArrayL
 
 def iid(labels_or_n: ArrayLike | int, num_clients: int, seed: int) -> Parts:
     """Shuffle the examples and cut them into parts of equal size (the first n mod N hold one more)."""
-    n = _number_of_examples(labels_or_n, num_clients)
-    return _deal_at_random(generator(seed), even(n, num_clients))
+    return _deal_at_random(generator(seed), even(_number_of_examples(labels_or_n, num_clients), num_clients))
 
 
 def by_size(

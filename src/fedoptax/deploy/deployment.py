@@ -48,7 +48,7 @@ from fedoptax.storage.config import metrics_record, run_config
 from fedoptax.storage.folder import Status, locked, prepare, read_params
 from fedoptax.storage.history import HistoryFile, Row, read_lines
 from fedoptax.tasks.metrics import Column
-from fedoptax.tasks.task import Batch, Task, jit
+from fedoptax.tasks.task import Task, jit
 from fedoptax.wrappers.uploads import upload_form
 
 # Times a message, measured (results/network.md): at the server, there for each node of a cohort, and at a node.
@@ -143,7 +143,8 @@ class NetworkRounds(Rounds):
         if needed < minimum and not isinstance(self.plan.aggregate, SecureMean):
             raise UsageError(f"quorum must leave {self.plan.aggregate} at least {minimum} uploads, got {needed}")
         # Here nothing is trained, and the task's loss is perhaps not the one that clients take.
-        self.program = program(without_held_out(replace(task, loss=_no_loss)), Fixed(self._algorithm), self.plan)
+        untrained = replace(task, loss=lambda params, batch, key: jnp.zeros(()))
+        self.program = program(without_held_out(untrained), Fixed(self._algorithm), self.plan)
         params, batch = jax.eval_shape(task.init, jax.random.key(0)), minibatch_form(task, self.plan.work.batch_size)
         self._upload = upload_form(self._algorithm, params, batch)
         self._most = deployment.max_examples or int(task.weights.max()) or MOST_EXAMPLES
@@ -374,7 +375,3 @@ class EvaluationOnly(NetworkRounds):
         self._write(1, [], RoundReport(), report)
         row: Row = {"round": 1, "train_loss": None, **self._measure(self.server), "bytes_down": 0, "bytes_up": 0}
         return RoundsResult([row | columns | {"seconds": time.perf_counter() - begun}])
-
-
-def _no_loss(params: Tree, batch: Batch, key: jax.Array) -> jax.Array:
-    return jnp.zeros(())

@@ -109,8 +109,7 @@ def runs_sequentially(plan: Plan, task: Task) -> bool:
         return False
     if plan.mesh > 1 or plan.cohort_size > SMALL_COHORT or is_uneven(plan, task):
         return True
-    params = jax.eval_shape(task.init, jax.random.key(0))
-    return sum(a.size for a in jax.tree.leaves(params)) > SMALL_MODEL
+    return sum(a.size for a in jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))) > SMALL_MODEL
 
 
 def _check_cohort(cohort_size: int, task: Task, aggregator: Aggregator) -> None:

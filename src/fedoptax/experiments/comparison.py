@@ -108,8 +108,8 @@ def compare(
       seeds: how many, counted from 0, or which.
       hyperparameters: by algorithm; one that is not named has those of the task's preset.
       grids: values by algorithm and hyper-parameter, searched first, with a seed that is not compared.
-      budget: the number of points that are searched first for every other algorithm: all its learning rates that
-        `hyperparameters` do not name, by a search that zooms.
+      budget: the number of points that are searched first for every algorithm: its grid's, else coarse ones of all its
+        learning rates that `hyperparameters` do not name, then finer ones around the best.
       rates: by algorithm, where its learning rates come from, for the report.
       select, last: how the points of the searches are ranked, as in `tune`.
       overwrite: remove an earlier comparison in `out` instead of continuing it.
@@ -138,9 +138,8 @@ def compare(
     explicit = {name: dict(one) for name, one in (hyperparameters or {}).items()}
     values = {name: explicit.get(name, settings.hyperparameters[name]) for name in names}
     grids = dict(grids or {})
-    for name in names if budget is not None else ():
-        grid = dict(grids.get(name, {}))
-        grids[name] = complete_grid(find_constructor(name), grid, explicit.get(name, ()), check_int("budget", budget))
+    for name in names if budget is not None and check_int("budget", budget) else ():
+        grids[name] = complete_grid(find_constructor(name), grids.get(name, {}), explicit.get(name, ()), budget)
     spec, rule = {"name": task.name, **task.spec}, tuning.rule_for(task, select, last, stored["rounds"])
     more: dict[str, Any] = {"rule": rule, "seed": max(chosen) + 1, "task": spec, "options": stored}
     searched = {name: grid for name, grid in grids.items() if grid or not budget}

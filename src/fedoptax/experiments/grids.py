@@ -25,6 +25,7 @@ Points = Sequence[tuple[Mapping[str, Any], float]]
 Grid = dict[str, tuple[Any, ...]]
 """Values by name, numbers increasing; a point takes one of each."""
 
+BUDGET = 16  # the default number of points of a search
 STEPS = {"decade": 1, "half": 2, "quarter": 4}  # steps per factor of ten
 ALLOWED = "NAME=VALUE,VALUE,... or NAME=LOW..HIGH (half decades; also LOW..HIGH:decade, :half or :quarter)"
 
@@ -38,9 +39,9 @@ class Zoom(dict[str, tuple[Any, ...]]):
 
 
 def choose_grids(
-    values: Mapping[str, str], hyperparameters: Mapping[str, Any], algorithms: Collection[str], budget: int
+    values: Mapping[str, str], hyperparameters: Mapping[str, Any], algorithms: Collection[str], budget: int | None
 ) -> dict[str, Grid]:
-    """Return the grid of each algorithm: the numbers of `values`, else `budget` points of rates that are not set."""
+    """Return the grid of each algorithm by `complete_grid`, from texts."""
     grids, fixed = dict[str, Grid](), by_algorithm("set", hyperparameters, algorithms)
     for name, grid in parse_grids(values, algorithms).items():
         if twice := [key for key in grid if key in fixed[name]]:
@@ -49,12 +50,16 @@ def choose_grids(
     return grids
 
 
-def complete_grid(constructor: Constructor, values: Mapping[str, Any], fixed: Collection[str], budget: int) -> Grid:
-    """Return a grid of numbers or rates as it is; else its words, with `budget` points of rates that are not fixed."""
+def complete_grid(make: Constructor, values: Mapping[str, Any], fixed: Collection[str], budget: int | None) -> Grid:
+    """Return a grid of numbers or rates, which zooms if there is a budget; to words alone add rates that are not fixed.
+
+    Without a budget a search for rates that nobody names has `BUDGET` points.
+    """
     grid = {name: tuple(these) for name, these in values.items()}
     if grid.keys() & RANGES.keys() or any(map(is_number, itertools.chain(*grid.values()))):
-        return grid
-    rates = coarse_rates(constructor, fixed, budget // math.prod(map(len, grid.values())))
+        return Zoom(grid, budget) if budget else grid
+    budget = budget or BUDGET
+    rates = coarse_rates(make, fixed, budget // math.prod(map(len, grid.values())))
     return Zoom({**grid, **rates}, budget) if rates else grid
 
 
@@ -153,19 +158,27 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def suggest_by_zoom(grid: Mapping[str, Sequence[Any]], trials: Points, maximize: bool) -> dict[str, Any]:
+def can_zoom(values: Sequence[Any]) -> bool:
+    """Return whether there may be values between these and beyond them: all are numbers > 0."""
+    return all(is_number(value) and value > 0 for value in values)
+
+
+def suggest_by_zoom(
+    grid: Mapping[str, Sequence[Any]], trials: Points, maximize: bool,
+    is_allowed: Callable[[Mapping[str, Any]], bool] = lambda point: True,
+) -> dict[str, Any]:  # fmt: skip
     """Return the next point of a search that zooms: the grid's points, then neighbours of the best on a finer grid.
 
     This is compass search (Kolda, Lewis, Torczon 2003) on the logarithms of the numbers. The first step is the spacing
-    of the grid, at which only a best value on an edge has new neighbours. When all neighbours of the best are known,
-    the step is halved. If all points failed, lower values follow.
+    of the grid, at which only a best value on an edge has new neighbours. When all neighbours of the best are known, or
+    not allowed, the step is halved. If all points failed, lower values follow. Words and lists with 0 stay as they are.
     """
     coarse = points(grid)
     if len(trials) < len(coarse):
         return coarse[len(trials)]
     steps = {}  # the factor between neighbours; of a single value that between an end of its range and the middle
     for name, values in grid.items():
-        if all(map(is_number, values)):
+        if can_zoom(values):
             low, high = (min(values), max(values)) if len(values) > 1 else RANGES.get(name, (1.0, 10.0))
             steps[name] = (high / low) ** (1 / (len(values) - 1 or 2))
     lowest = {name: min(values) if name in steps else values[0] for name, values in grid.items()}
@@ -174,25 +187,26 @@ def suggest_by_zoom(grid: Mapping[str, Sequence[Any]], trials: Points, maximize:
         known = [values for values, _ in trials[:done]]
         finite = [trial for trial in trials[:done] if math.isfinite(trial[1])]
         ranked = [values for values, _ in sorted(finite, key=lambda trial: sign * trial[1])]
-        while level < FINEST and ranked and not any(_new_neighbours(ranked[0], steps, level, known)):
+        while level < FINEST and ranked and not any(_new_neighbours(ranked[0], steps, level, known, is_allowed)):
             level += 1
         shift = 10.0 ** (done - len(coarse) + 1)
         lower = {**lowest, **{name: float(f"{lowest[name] / shift:.4g}") for name in steps}}
-        near = itertools.chain.from_iterable(_new_neighbours(point, steps, level, known) for point in ranked)
+        near = itertools.chain.from_iterable(_new_neighbours(p, steps, level, known, is_allowed) for p in ranked)
         fresh = next(near, lower)
     return fresh
 
 
 def _new_neighbours(
-    point: Mapping[str, Any], steps: Mapping[str, float], level: int, known: Sequence[Mapping[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """Yield the points a step higher or lower in one number, the step halved `level` times, that are new."""
+    point: Mapping[str, Any], steps: Mapping[str, float], level: int, known: Sequence[Mapping[str, Any]],
+    is_allowed: Callable[[Mapping[str, Any]], bool],
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Yield the allowed points a step higher or lower in one number, the step halved `level` times, that are new."""
     for name, step in steps.items():
         for way in (1, -1):
             value = float(f"{point[name] * step ** (way / 2**level):.4g}")
             alike = (other[name] for other in known if math.isclose(other[name], value, rel_tol=1e-3))
             near = {**point, name: next(alike, value)}  # 0.1 rather than 0.09999
-            if not any(_is_near(near, other, steps, level) for other in known):
+            if not any(_is_near(near, other, steps, level) for other in known) and is_allowed(near):
                 yield near
 
 

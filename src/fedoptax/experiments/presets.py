@@ -71,9 +71,7 @@ def find_preset(task: str, algorithm: str, model: str | None = None) -> tuple[di
 def describe_rates(algorithm: str, values: Collection[str], typed: Collection[str], origin: str) -> str:
     """Say where an algorithm's learning rates come from: the user if typed, else the origin of `values`, else default.
 
-    Examples:
-      >>> describe_rates("fedavg", {"server_lr": 1.0}, ["client_lr"], "preset")
-      'user, preset'
+    Of FedAvg with `client_lr` typed that is `"user, preset"`.
     """
     from fedoptax.experiments.build import parameters_of
 

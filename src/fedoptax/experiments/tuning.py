@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -16,7 +16,7 @@ from fedoptax.engine.program import Point
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
 from fedoptax.experiments import grids
 from fedoptax.experiments.build import build, find_constructor, wrap
-from fedoptax.experiments.grids import WEIGHTING, Zoom, check_grid, complete_grid, edges, is_number, points
+from fedoptax.experiments.grids import WEIGHTING, Zoom, can_zoom, check_grid, complete_grid, edges, is_number, points
 from fedoptax.experiments.record import split_options
 from fedoptax.experiments.result import Interrupted
 from fedoptax.experiments.run import simulate
@@ -33,7 +33,6 @@ from fedoptax.trackers import Tracker
 FILE = "tune.json"
 SINGLE = {"label", "hyperparameters", "rates", "out", "overwrite", "resume_from", "seed", "progress"}
 """Options of a single run."""
-BUDGET = 16  # the default number of points of a search
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,10 @@ class Search:
         check_choice("search", self.search, ("grid", "zoom", "optuna"))
         check_int("rounds", self.options["rounds"])
         if self.search == "zoom":
-            check_int("trials", self.trials, math.prod(len(values) for values in self.grid.values()))
-            if any(is_number(value) and value <= 0 for values in self.grid.values() for value in values):
-                raise UsageError("grid: a search that zooms needs numbers > 0")
+            if self.trials < (size := math.prod(map(len, self.grid.values()))):
+                raise UsageError(f"{self.algorithm}: the grid alone has {size} points, the search only {self.trials}")
+            if not any(map(can_zoom, self.grid.values())):
+                raise UsageError(f"{self.algorithm}: a search beyond its grid needs numbers > 0 in it")
         object.__setattr__(self, "grid", to_plain(self.grid))
 
     @classmethod
@@ -66,9 +66,7 @@ class Search:
         """Return the search that a grid asks for, every point or zooming; what it names is not `fixed`."""
         fixed = {name: value for name, value in fixed.items() if name not in grid}
         if WEIGHTING in grid and more["rule"].metric == "train_loss":
-            raise UsageError(
-                "a searched weighting needs select, a metric of validation examples: it changes train_loss"
-            )
+            raise UsageError("a searched weighting changes train_loss: select a metric of validation examples")
         if isinstance(grid, Zoom):
             more = {"search": "zoom", "trials": grid.budget, **more}
         return cls(algorithm, grid, fixed, **more)
@@ -173,7 +171,7 @@ class SearchResult:
 def tune(
     task: Task, algorithm: str, grid: Mapping[str, Sequence[Any]] | None, out: str | Path, *,
     fixed: Mapping[str, Any] | None = None, select: str = "train_loss", last: int | None = None, seed: int = 0,
-    search: str | None = None, trials: int = BUDGET, overwrite: bool = False, progress: bool | None = None,
+    search: str | None = None, trials: int | None = None, overwrite: bool = False, progress: bool | None = None,
     command: str = "", executor: Any = None, **options: Any,
 ) -> SearchResult:  # fmt: skip
     """Search for the hyper-parameters of an algorithm; points that are done in `out` are not run again.
@@ -187,9 +185,9 @@ def tune(
       select: the metric that ranks points, a column of the history.
       last: the number of last rounds over which its mean is taken; None is 100, but at most a tenth of all.
       seed: of every run, so all start from the same parameters and see the same cohorts.
-      search: `"grid"`, every point; `"zoom"`, these and then finer ones around the best, the default without numbers in
-        `grid`; or `"optuna"` (extra `optuna`).
-      trials: the number of points of a search that is no grid.
+      search: `"grid"`, every point; `"zoom"`, these and then finer ones around the best, the default with `trials` or
+        without numbers in `grid`; or `"optuna"` (extra `optuna`).
+      trials: the number of points of a search that is no grid, by default 16.
       overwrite: remove an earlier search in `out` instead of continuing it.
       progress: show a bar on standard error; None shows it on a terminal.
       command: that reports show as the way to reproduce them.
@@ -210,18 +208,18 @@ def tune(
     check_task(task)
     folder, shared = Path(out), shared_options(options)
     rule, seed = rule_for(task, select, last, shared["rounds"]), check_int("seed", seed, 0, 2**32 - 1)
-    fixed, trials = dict(fixed or {}), check_int("trials", trials)
+    fixed, budget = dict(fixed or {}), None if trials is None else check_int("trials", trials)
     if grid is not None:
         check_grid(grid)
     if search == "grid" and (grid is None or isinstance(grid, Zoom)):
         raise UsageError("search grid needs grid, the values of all points")
     if search != "grid" and not isinstance(grid, Zoom) and isinstance(algorithm, str):
-        grid = complete_grid(find_constructor(algorithm), grid or {}, fixed, trials)
+        grid = complete_grid(find_constructor(algorithm), grid or {}, fixed, None if search == "optuna" else budget)
     if search == "optuna" and isinstance(grid, Zoom):
         grid = {name: grids.RANGES.get(name, values) for name, values in grid.items()}
     more: dict[str, Any] = {"rule": rule, "seed": seed, "task": {"name": task.name, **task.spec}, "options": shared}
     if search not in (None, "grid"):
-        more |= {"search": search, "trials": trials}
+        more |= {"search": search, "trials": budget or grids.BUDGET}
     spec = Search.of_grid(algorithm, grid or {}, fixed, **more, command=command)
     if (folder / FILE).is_file() and not overwrite:
         stored = Search.read(folder)
@@ -291,8 +289,7 @@ def shared_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of `fedoptax.run` that several runs share, with `rounds`, as JSON keeps them; all are checked."""
     for name in SINGLE & options.keys():
         raise UsageError(f"option {name} cannot be shared by several runs")
-    plain = plain_options(options)
-    return {"rounds": split_options(options)[0].rounds, **plain, WEIGHTING: common_weighting(options)}
+    return {"rounds": split_options(options)[0].rounds, **plain_options(options), WEIGHTING: common_weighting(options)}
 
 
 def common_weighting(options: Mapping[str, Any]) -> str:
@@ -352,6 +349,12 @@ class PointMaker:
         key = *words.items(), seed if "privacy" in self.wrappers else 0
         return Point(self._constructors.setdefault(key, make), free)
 
+    def allows(self, values: Mapping[str, Any]) -> bool:
+        """Return whether the algorithm takes these values."""
+        with suppress(UsageError):
+            return self(values).algorithm is not None
+        return False
+
 
 def _next_points(search: Search, trials: Sequence[Trial], most: int) -> list[dict[str, Any]]:
     """Return the next points, at most so many: a function of the earlier ones, so an interrupted search goes on."""
@@ -359,5 +362,6 @@ def _next_points(search: Search, trials: Sequence[Trial], most: int) -> list[dic
         return rest[:most]
     known = [(trial.values, trial.score) for trial in trials]
     if search.search == "zoom":
-        return [grids.suggest_by_zoom(search.grid, known, search.rule.higher_is_better)]
+        make = PointMaker(search.algorithm, search.fixed, search.options)
+        return [grids.suggest_by_zoom(search.grid, known, search.rule.higher_is_better, make.allows)]
     return [grids.suggest_by_optuna(search.grid, known, search.rule.higher_is_better, search.seed)]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedoptax.experiments.grids import is_number
+from fedoptax.experiments.grids import can_zoom, is_number
 from fedoptax.experiments.tuning import FILE, SearchResult, Trial
 from fedoptax.report.load import find_folders, load_run
 from fedoptax.report.words import format_number, format_setting, join_words, metric_title, metric_words
@@ -53,7 +53,7 @@ def describe_search(result: SearchResult) -> str:
 
 def _describe_values(name: str, values: Sequence[Any]) -> str:
     """Describe the number, the range and the smallest spacing of values."""
-    if not all(map(is_number, values)) or min(values) <= 0:
+    if not can_zoom(values):
         return f"{name} {join_words(list(map(format_setting, values)), 'or')}"
     factor = min(high / low for low, high in pairwise(values))
     ends = f"{name} from {format_setting(values[0])} to {format_setting(values[-1])}"

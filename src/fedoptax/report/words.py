@@ -75,8 +75,7 @@ def metric_words(column: str) -> str:
 
 def metric_title(column: str) -> str:
     """Write a history column as a title: `Test accuracy`."""
-    text = metric_words(column)
-    return text[:1].upper() + text[1:]
+    return (text := metric_words(column))[:1].upper() + text[1:]
 
 
 def join_words(parts: Sequence[str], last: str = "and") -> str:

@@ -201,5 +201,4 @@ def read_clients(folder: Path) -> DataFrame:
     import pandas as pd
 
     with reading(f"'{folder / CLIENTS}'", "metrics of clients"):
-        table = pd.read_parquet(folder / CLIENTS)
-        return table.set_index(["round", "client"]).reset_index()  # which must be there
+        return pd.read_parquet(folder / CLIENTS).set_index(["round", "client"]).reset_index()  # which must be there

@@ -258,8 +258,7 @@ def write_model(folder: Path, task: Task) -> None:
     write_atomically(folder / PROGRAM, bytes(program.serialize()))
     if "schema" in task.inputs:
         write_atomically(folder / "schema.toml", task.inputs["schema"].encode())
-    description = {"task": task.name, "classes": _classes(task, program), "inputs": task.inputs}
-    write_json(folder / DESCRIPTION, description)
+    write_json(folder / DESCRIPTION, {"task": task.name, "classes": _classes(task, program), "inputs": task.inputs})
 
 
 @lru_cache(maxsize=4)
