@@ -54,6 +54,9 @@ def test_every_row_is_reported_once_over_an_interruption(tmp_path):
     assert first.calls[0] == ("start", 0) and first.calls[-1] == ("end", "completed")
     assert second.calls[0] == ("start", 3)
     assert first.rounds + second.rounds == [1, 2, 3, 4, 5, 6, 7]
+    elsewhere = Recorder()  # to which it is a new run
+    fx.run(TASK, FEDAVG, rounds=8, resume_from=tmp_path / "a", out=tmp_path / "b", trackers=[elsewhere], **SMALL)
+    assert elsewhere.calls[0] == ("start", 0) and elsewhere.rounds == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("where", ["start", "rows", "end"])

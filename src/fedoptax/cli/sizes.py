@@ -36,5 +36,4 @@ def show_bytes(options: BytesForm) -> None:
     size = rows[0]["num_params"]
     print(f"{task.name}, {size:,} parameters, {cohort} clients per round, {rounds} rounds; bytes of payload")
     columns = [key for key in rows[0] if key != "num_params"]
-    lines = [[row["algorithm"], *(f"{row[key]:,}" for key in columns[1:])] for row in rows]
-    print_table([columns, *lines])
+    print_table([columns, *([row["algorithm"], *(f"{row[key]:,}" for key in columns[1:])] for row in rows)])

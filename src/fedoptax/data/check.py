@@ -60,8 +60,7 @@ def check(name: str, data_dir: str | Path | None = None) -> list[Row]:
     check_choice("data set", name, DATA_SETS)
     folder = find_data_dir(data_dir) / name
     if not folder.is_dir():
-        remedy = DATA_SETS[name].by_hand or f"`fedoptax data fetch {name}` downloads it"
-        return [Row(f"{name}/", "missing", remedy)]
+        return [Row(f"{name}/", "missing", DATA_SETS[name].by_hand or f"`fedoptax data fetch {name}` downloads it")]
     rows = [file_row(folder, file) for item in DATA_SETS[name].downloads for file in item.files]
     return [*rows, _read(name, data_dir)]
 

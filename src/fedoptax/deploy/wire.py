@@ -86,8 +86,7 @@ def quote(text: object, most: int = SHOWN) -> str:
 
 
 def _line(expected: dict[str, jax.ShapeDtypeStruct]) -> bytes:
-    forms = {name: (np.dtype(struct.dtype).name, struct.shape) for name, struct in expected.items()}
-    line = json.dumps(forms).encode()
+    line = json.dumps({name: (np.dtype(form.dtype).name, form.shape) for name, form in expected.items()}).encode()
     return line + b" " * (-(len(line) + 1) % ALIGNMENT) + b"\n"
 
 

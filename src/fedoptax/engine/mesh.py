@@ -82,8 +82,7 @@ def put_by_device(make: Callable[[int], np.ndarray], devices: int) -> jax.Array:
     mesh = make_mesh(devices)
     local = [(i, device) for i, device in enumerate(mesh.devices) if device.process_index == jax.process_index()]
     rows = [jax.device_put(make(i)[None], device) for i, device in local]
-    shape = (devices, *rows[0].shape[1:])
-    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, BY_DEVICE), rows)
+    return jax.make_array_from_single_device_arrays((devices, *rows[0].shape[1:]), NamedSharding(mesh, BY_DEVICE), rows)
 
 
 def to_first_device(x: Tree) -> Tree:

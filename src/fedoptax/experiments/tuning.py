@@ -294,8 +294,7 @@ def shared_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def common_weighting(options: Mapping[str, Any]) -> str:
     """Return the one weighting of all methods; by default it is examples, or uniform with privacy."""
-    is_private = "privacy" in (options.get("wrappers") or {})
-    return options.get(WEIGHTING) or ("uniform" if is_private else "examples")
+    return options.get(WEIGHTING) or ("uniform" if "privacy" in (options.get("wrappers") or {}) else "examples")
 
 
 @contextmanager
