@@ -1,4 +1,4 @@
-"""The measured curves of docs/algorithms: every algorithm with its preset on digits, and Theorem 1's counter-example.
+"""The measured curves of docs/algorithms: the algorithms of `PAGES` on digits, and Theorem 1's counter-example.
 
     python benchmarks/algorithm_curves.py                  # everything, about 6 minutes on 2 busy cores
     python benchmarks/algorithm_curves.py --only theorem1  # or the name of a page: fedavg, fedadam, mime, ...

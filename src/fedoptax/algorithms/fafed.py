@@ -233,7 +233,7 @@ def fafed_schedule(rho: Number, h: Number, w: Number, c: Number) -> tuple[Schedu
 
     α₀ is not defined by the paper and not used (round 0 has no momentum); here it is α₁. The paper's language model
     has ρ h = 1 and w = 1; theory gives c = O(L²/(bNρ²)), which may exceed 1 in the first iterations, outside the (0, 1)
-    that line 7 asks for: hence the cut.
+    that the text asks for: hence the cut.
 
     Args:
       rho: ρ > 0, that of `fafed`.
@@ -255,8 +255,8 @@ def fafed_theory(
     """Theorem 2: η_t = ρ h̄/(w_t + t)^{1/3} with h̄ = N^{2/3}/L and w_t = max(3/2, 1728 L³ q³ h̄³ − t); α_{t+1} = c η_t².
 
     c = 1/(12 L q h̄³ ρ²) + 60 L²/(b N ρ²), and α is cut off at 1. The text prints T in place of q in w and c; but its
-    bound has 12 L q/(ρ T), which is h̄⁻¹ w^{1/3}/T with q alone. It bounds c by 120 L²/(b N ρ), too, which holds only
-    where ρ ≥ 1 and the first term is the smaller one: c is the first expression.
+    bound has 12 L q/(ρ T), which is w^{1/3}/(ρ h̄ T) with q alone. It bounds c by 120 L²/(b N ρ), too, which need not
+    hold where ρ < 1: c is the first expression.
 
     Args:
       smoothness: L > 0 of Assumption 2.

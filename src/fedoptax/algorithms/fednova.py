@@ -29,7 +29,7 @@ def fednova(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: Nu
 
     Client: K steps of SGD with momentum ρ (m ← ρ m + g, from 0 in each round; y ← y − η_l m), in which the gradient of
     step k counts aᵢₖ = (1 − ρ^{K−k})/(1 − ρ) times, k = 0 … K−1; ‖aᵢ‖₁ is their sum. As `fedopt`, whose server is fed
-    τ_eff times the mean of the normalised changes. With equal K this is FedAvg. Weights are by examples.
+    τ_eff times the mean of the normalised changes. With equal K and ρ = 0 this is FedAvg. Weights are by examples.
 
     Args:
       client_lr, server_lr: η_l > 0 and η > 0, each a number or a schedule over rounds.

@@ -45,7 +45,8 @@ def with_compression(algorithm: FedAlgorithm, codec: Codec, seed: int = 0) -> Fe
       seed: of the rounding, which also draws from each client's key: it is independent from client to client.
 
     Raises:
-      UsageError: no codec, a wrong seed, or (when a client runs) an upload that is coded, or has none of `FIELDS`.
+      UsageError: no codec, a wrong seed, error feedback with two exchanges per step (Mime), or (when a client runs) an
+        upload that is coded, or has none of `FIELDS`.
     """
     check_algorithm(algorithm)
     if not isinstance(codec, Codec):

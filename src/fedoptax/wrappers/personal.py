@@ -45,10 +45,9 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
     They start as the initial parameters are, also at a client that joins later. After a round they are what local
     training made of them. What else an algorithm broadcasts per parameter (SCAFFOLD's control, FAFED's moments) is for
     a personal one what a federation of this client alone would have. `params` of the server are the shared parameters
-    beside the initial personal ones; `client_params` are those of a client. Clients train with the server's
-    counters, but the server's step of a personal parameter counts only the rounds of its client, by which STEM, FAFED,
-    FedCM and FedAdamW read a schedule there. Without bias correction (FAFED, FedAdamW, Lookahead) a client that joins
-    late takes large first steps.
+    beside the initial personal ones; `client_params` are those of a client. A schedule that the server evaluates
+    (STEM, FAFED, FedCM, FedAdamW) counts the rounds of the client for its personal parameters. Bias correction counts
+    the federation's steps (FedAdamW, Lookahead; FAFED has none), so a client that joins late takes large first steps.
 
     Privacy and compression go outside: `with_privacy(with_personal(algorithm, keep), …)`. A norm of all that a client
     trains, as `fedexp`, `delta_sgd` and FAFED with one v for all take it, is taken of personal parameters, too.

@@ -67,7 +67,7 @@ def with_privacy(
     algorithm's server learns, and so the model; not the training loss, and not the uploads before the mean.
 
     Args:
-      algorithm: any algorithm without whole numbers in its uploads, not yet compressed (compress the result).
+      algorithm: any algorithm with one exchange per step and no whole numbers in its uploads, not yet compressed.
       clip: C > 0, in units of the upload; with `target_quantile` its first value.
       noise_multiplier: z ≥ 0; 0 clips without noise (ε = ∞).
       delta: δ in (0, 1), well below 1/N.
