@@ -63,7 +63,8 @@ class Measure:
             return self.cost_of(run, float(reached.index[0])) if len(reached) else math.inf
         if self.rounds is None:
             ended = run.is_complete and len(values) > 0
-            return float(values.max() if self.best else values.iloc[-1]) if ended else NAN
+            best = values.max() if self.higher else values.min()
+            return float(best if self.best else values.iloc[-1]) if ended else NAN
         first, last = self._window(run)
         done = len(run.rows)
         return float(values.loc[first:last].mean()) if done >= last else NAN

