@@ -11,6 +11,7 @@ from fedoptax.cli.printing import warn_if_loss_increased
 from fedoptax.cli.report import report_comparison, report_search
 from fedoptax.cli.runs import errors_name
 from fedoptax.cli.setup import command_line, note_rates, set_up
+from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.errors import UsageError
 from fedoptax.experiments import comparison, tuning
 from fedoptax.experiments.build import build, by_algorithm
@@ -18,7 +19,6 @@ from fedoptax.experiments.grids import RANGES, choose_grids
 from fedoptax.experiments.presets import Settings, find_grid
 from fedoptax.experiments.workers import open_executor
 from fedoptax.names import split_algorithms
-from fedoptax.report.groups import FOOTING
 from fedoptax.tasks.task import Task
 
 
@@ -94,9 +94,12 @@ def _best_of_searches(
         if name not in names or set(others) - {"validation_fraction", "metrics"}:
             what = f"{others[0]} {of.get(others[0])}" if name in names else f"algorithm {name}"
             raise UsageError(f"from: '{folder}' is a search with {what}, which is not compared")
+        if name in tuned:
+            raise UsageError(f"from: '{folder}' is a second search for {name}")
         if result.points_done < result.search.size:
             raise UsageError(f"from: '{folder}' is not finished: fedoptax resume {folder}")
-        there, footing = result.search.options, (*FOOTING, "weighting", "wrappers")
+        there, about = result.search.options, options_of(RunOptions)
+        footing = ["wrappers", *(n for n in about if about[n].changes_result and not n.startswith("eval_"))]
         unlike = [f"{n} {there.get(n)}, not {here.get(n)}" for n in footing if there.get(n) != here.get(n)]
         unlike += ["a seed of the comparison"] if result.search.seed < options.seeds else []
         if unlike:

@@ -223,8 +223,7 @@ def _build(where: str, train: _Part, test: _Part | None = None, *, class_names: 
     groups: list[Any] = [None, None]
     if train.client is not None and test.client is not None:
         ids = [*train.client, *test.client]
-        is_whole = all(map(WHOLE.fullmatch, ids))
-        groups = np.split(np.array(ids, np.int64 if is_whole else None), [len(train.client)])
+        groups = np.split(np.array(ids, np.int64 if all(map(WHOLE.fullmatch, ids)) else None), [len(train.client)])
     about: dict[str, Any] = {"train_groups": groups[0], "test_groups": groups[1], "class_names": tuple(classes) or None}
     return Source({"x": train.x, "y": y[0]}, {"x": test.x, "y": y[1]}, len(classes), train.x.shape[1:], **about)
 

@@ -122,8 +122,7 @@ def _decode(files: Sequence[Path], white: float, form: Any) -> dict[str, np.ndar
     if channels == 1 and images.shape[-1] == 3:
         images = images @ np.array([[0.299], [0.587], [0.114]], np.float32)  # as Pillow does (ITU-R 601-2)
     images = np.broadcast_to(images, (*images.shape[:3], channels)) * np.float32(white / 255)
-    is_whole = not np.issubdtype(form.dtype, np.floating)
-    return {"x": (np.rint(images) if is_whole else images).astype(form.dtype)}
+    return {"x": (images if np.issubdtype(form.dtype, np.floating) else np.rint(images)).astype(form.dtype)}
 
 
 def _encode(texts: Sequence[str], inputs: Mapping, fields: Fields, classes: Sequence[str]) -> dict[str, np.ndarray]:

@@ -256,8 +256,7 @@ def by_size(
     else:
         check_number("exponent", exponent, _MIN_EXPONENT)
         log_weights = rng.exponential(size=num_clients) / exponent  # the logarithm of a Pareto variable
-    weights = np.exp(log_weights - log_weights.max())
-    return _deal_at_random(rng, 1 + apportion(n - num_clients, weights, rng))
+    return _deal_at_random(rng, 1 + apportion(n - num_clients, np.exp(log_weights - log_weights.max()), rng))
 
 
 def natural(groups: ArrayLike) -> Parts:

@@ -185,8 +185,7 @@ class NodeClient:
           The upload, the state to keep, the mean training loss, and the weight in a mean by examples.
         """
         examples = self.examples()
-        size = len(next(iter(examples.values())))
-        update = client_update(self.task, self.algorithm, self.work, size)
+        update = client_update(self.task, self.algorithm, self.work, len(next(iter(examples.values()))))
         place = np.uint32(self.seed), np.int32(round), np.int32(self.partition)
         with host_errors():
             upload, new_state, loss = jax.device_get(update(message, state, examples, place))

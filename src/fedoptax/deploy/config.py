@@ -144,8 +144,7 @@ def to_table(deployment: Deployment) -> dict[str, Any]:
     table["hyperparameters"] = {deployment.algorithm: table["hyperparameters"]}
     for name, about in options_of(Deployment).items():
         value = getattr(deployment, name)
-        plain = str(value) if name == "aggregate" else value
-        table[name.replace("_", "-")] = about.none if value is None else plain
+        table[name.replace("_", "-")] = about.none if value is None else str(value) if name == "aggregate" else value
     return table
 
 

@@ -103,8 +103,7 @@ class NodeEvaluation:
         size = min(clients, max(options.eval_min_nodes, math.ceil(options.eval_fraction * clients - 1e-9)))
         partitions = sorted(random.Random(f"{options.seed} {KIND} {round}").sample(range(clients), size))
         network.begin(pack(jax.device_get(params)), order, KIND)
-        quorum = min(options.eval_min_nodes, size) / size
-        limits = replace(limits, quorum=quorum, wait_limit=limits.round_timeout)
+        limits = replace(limits, quorum=min(options.eval_min_nodes, size) / size, wait_limit=limits.round_timeout)
 
         def check(raw: RawReply) -> Reply:
             return Reply(unpack(raw.arrays, self._form), 0.0, check_count(raw.numbers, 2**31))

@@ -241,8 +241,7 @@ class Krum(Aggregator):
     def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
         """See `Aggregator.combine`."""
         scores = self.scores(uploads, present)
-        rank = jnp.argsort(jnp.argsort(scores, stable=True))
-        chosen = present & (rank < self.keep)
+        chosen = present & (jnp.argsort(jnp.argsort(scores, stable=True)) < self.keep)
         return MEAN.combine(uploads, jnp.ones(scores.shape, scores.dtype), chosen)
 
     def scores(self, uploads: Tree, present: jax.Array) -> jax.Array:

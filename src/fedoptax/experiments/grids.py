@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any
 
+from fedoptax._files import to_plain
 from fedoptax._progress import html_table
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.program import Point
@@ -55,11 +56,11 @@ def complete_grid(make: Constructor, values: Mapping[str, Any], fixed: Collectio
 
     Without a budget a search for rates that nobody names has `BUDGET` points.
     """
-    grid = {name: tuple(these) for name, these in values.items()}
+    grid = {name: tuple(to_plain(list(these))) for name, these in values.items()}
     if grid.keys() & RANGES.keys() or any(map(is_number, itertools.chain(*grid.values()))):
         return Zoom(grid, budget) if budget else grid
     budget = budget or BUDGET
-    rates = coarse_rates(make, fixed, budget // math.prod(map(len, grid.values())))
+    rates = coarse_rates(make, fixed, max(1, budget // math.prod(map(len, grid.values()))))
     return Zoom({**grid, **rates}, budget) if rates else grid
 
 
@@ -128,7 +129,7 @@ def points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 def edges(grid: Mapping[str, Sequence[Any]], point: Mapping[str, Any]) -> dict[str, str]:
     """Return the numbers of a point at an end of what was searched: name -> `"lowest"` or `"highest"`."""
     searched = {name: values for name, values in grid.items() if len(values) > 1 and all(map(is_number, values))}
-    lowest = {name: "lowest" for name, values in searched.items() if point[name] == min(values)}
+    lowest = {name: "lowest" for name, values in searched.items() if point[name] == min(values) != 0}
     return lowest | {name: "highest" for name, values in searched.items() if point[name] == max(values)}
 
 
@@ -148,8 +149,9 @@ def _parse_values(text: str) -> tuple[Any, ...]:
         return values
     parts = [parse_value(part.strip()) for part in re.split(r",(?![^(]*\))", text)]
     parts = [float(part) if is_number(part) else part for part in parts]
-    if "" in parts or any(isinstance(part, list | dict) for part in parts) or len(set(parts)) != len(parts):
-        raise UsageError(f"grid must have different values, got '{text}'")
+    odd = [part for part in parts if isinstance(part, list | dict) or part in ("", math.inf) or part != part]
+    if odd or len(set(parts)) != len(parts):
+        raise UsageError(f"grid must have different, finite values, got '{text}'")
     return tuple(sorted(parts)) if all(map(is_number, parts)) else tuple(parts)
 
 
@@ -189,7 +191,7 @@ def suggest_by_zoom(
         ranked = [values for values, _ in sorted(finite, key=lambda trial: sign * trial[1])]
         while level < FINEST and ranked and not any(_new_neighbours(ranked[0], steps, level, known, is_allowed)):
             level += 1
-        shift = 10.0 ** (done - len(coarse) + 1)
+        shift = 10.0 ** min(done - len(coarse) + 1, 30)
         lower = {**lowest, **{name: float(f"{lowest[name] / shift:.4g}") for name in steps}}
         near = itertools.chain.from_iterable(_new_neighbours(p, steps, level, known, is_allowed) for p in ranked)
         fresh = next(near, lower)
@@ -202,9 +204,10 @@ def _new_neighbours(
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Yield the allowed points a step higher or lower in one number, the step halved `level` times, that are new."""
     for name, step in steps.items():
+        nearness = min(1e-3, 0.1 * math.log(step) / 2**level)
         for way in (1, -1):
             value = float(f"{point[name] * step ** (way / 2**level):.4g}")
-            alike = (other[name] for other in known if math.isclose(other[name], value, rel_tol=1e-3))
+            alike = (other[name] for other in known if math.isclose(other[name], value, rel_tol=nearness))
             near = {**point, name: next(alike, value)}  # 0.1 rather than 0.09999
             if not any(_is_near(near, other, steps, level) for other in known) and is_allowed(near):
                 yield near

@@ -110,8 +110,7 @@ def _powers(value: Any) -> Any:
         return {name: _powers(item) for name, item in value.items()}
     if isinstance(value, list):
         return list(map(_powers, value))
-    is_power = isinstance(value, str) and re.fullmatch(r"10\^-?[\d.]+", value)
-    return 10.0 ** float(value[3:]) if is_power else value
+    return 10.0 ** float(value[3:]) if isinstance(value, str) and re.fullmatch(r"10\^-?[\d.]+", value) else value
 
 
 def _columns(table: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:

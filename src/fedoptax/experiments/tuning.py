@@ -65,6 +65,8 @@ class Search:
     def of_grid(cls, algorithm: str, grid: Mapping[str, Any], fixed: Mapping[str, Any], **more: Any) -> Self:
         """Return the search that a grid asks for, every point or zooming; what it names is not `fixed`."""
         fixed = {name: value for name, value in fixed.items() if name not in grid}
+        for value in grid.get(WEIGHTING, ()):
+            check_choice(f"a searched {WEIGHTING}", value, ("examples", "uniform"))
         if WEIGHTING in grid and more["rule"].metric == "train_loss":
             raise UsageError("a searched weighting changes train_loss: select a metric of validation examples")
         if isinstance(grid, Zoom):
@@ -138,6 +140,8 @@ class SearchResult:
         """The best point; `AllDiverged` is raised if every point diverged."""
         if self.best_or_none is None:
             name, count = self.search.algorithm, len(self.trials)
+            if any(trial.status in ENDED for trial in self.trials):
+                raise AllDiverged(f"{name}: no point has a value of {self.search.rule.metric}; select another metric")
             raise AllDiverged(f"{name}: all {count} points of the search diverged; lower values are needed")
         return self.best_or_none
 

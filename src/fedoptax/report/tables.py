@@ -205,8 +205,7 @@ class TableColumn(NamedTuple):
         if math.isinf(value) and name.endswith("_to_target"):
             return "not reached"
         if name in ("rounds_to_target", "best_round", "gradients_to_target"):
-            digits = ",.0f" if name == "gradients_to_target" else "g"
-            return words.DASH if math.isnan(value) else f"{value:{digits}}"
+            return words.DASH if math.isnan(value) else f"{value:{',.0f' if name == 'gradients_to_target' else 'g'}}"
         if "bytes" in name:
             return words.format_quantity(value, "B")
         return words.format_quantity(value, "s") if "seconds" in name else words.format_number(value)

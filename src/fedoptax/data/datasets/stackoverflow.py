@@ -162,8 +162,7 @@ def _tag_encoder(words: Sequence[str], tags: Sequence[str], max_words: int) -> E
     word_ids, tag_ids = _numbered(words), _numbered(tags)
 
     def encode(sentences: list[bytes], titles: list[bytes], tagged: list[bytes]) -> dict[str, np.ndarray]:
-        texts = [b"%b %b" % pair for pair in zip(sentences, titles)]
-        split = [text.split() for text in texts]
+        split = [(b"%b %b" % pair).split() for pair in zip(sentences, titles)]
         different = [dict.fromkeys(line.split(b"|")) for line in tagged]
         return {
             "x": _padded([[word_ids[word] for word in text if word in word_ids] for text in split], max_words),
