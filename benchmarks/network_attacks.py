@@ -251,7 +251,7 @@ def started(work: Path, nodes: int = NODES) -> Iterator[LocalFederation]:
 @contextmanager
 def proxy(work: Path, superlink_port: int) -> Iterator[int]:
     """Run nginx in front of the SuperLink."""
-    (port,) = free_ports(1)
+    (port,) = free_ports([0])
     (work / "nginx.conf").write_text(make_proxy(port, superlink_port))
     with (work / "nginx.log").open("wb") as log:
         command = ["nginx", "-e", "stderr", "-p", ".", "-c", "nginx.conf"]
