@@ -51,9 +51,6 @@ def test_a_file_is_compared_with_its_published_hash(tmp_path, name, content, has
     assert has_files(tmp_path, [File("f", hash)]) == (status in ("ok", "unverified"))
 
 
-# --- check
-
-
 def test_a_complete_data_set(tmp_path, monkeypatch):
     write_mnist(tmp_path)
     files = tuple(
@@ -89,9 +86,6 @@ LATER = [pytest.param(name, marks=pytest.mark.long) for name in ("qmnist", "fash
 @pytest.mark.parametrize("name", ["mnist", "shakespeare", *LATER])
 def test_the_real_data_sets_are_complete(name):
     assert is_complete(check(name, real_data(name)))
-
-
-# --- damage
 
 
 def write_npz(path: Path) -> Path:

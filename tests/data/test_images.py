@@ -17,9 +17,6 @@ def pixels(seed, n, shape):
     return np.random.default_rng(seed).integers(0, 256, (n, *shape), np.uint8)
 
 
-# --- MNIST
-
-
 def test_mnist_by_writer_and_fashion_mnist_in_its_folder(tmp_path):
     source = mnist.load(write_mnist(tmp_path), writers=True)
     np.testing.assert_array_equal(source.train_groups, 100 + np.arange(12) // 4)
@@ -43,9 +40,6 @@ def test_inconsistent_mnist_is_refused(tmp_path, file, data):
     write(write_mnist(tmp_path) / file, data)
     with pytest.raises(DataError, match=file.split("/")[1]):
         mnist.load(tmp_path, writers=True)
-
-
-# --- CIFAR
 
 
 def cifar10_files():
@@ -99,9 +93,6 @@ def test_a_pickle_may_name_only_arrays(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"test_batch .*names (posix|nt|os)\.remove"):
         cifar.load10(tmp_path)
     assert (tmp_path / "precious").exists()
-
-
-# --- EMNIST
 
 
 IMAGES = {"b": (pixels(1, 3, (784,)), [0, 61, 10]), "a": (pixels(2, 2, (784,)), [5, 5])}

@@ -32,8 +32,6 @@ def csv(path: Path, text: str, encoding: str = "utf-8") -> Path:
     return write(path, text.encode(encoding))
 
 
-# --- times, and other kinds of columns
-
 DAYS_SINCE = [0.0, 1.0]  # the earliest
 KINDS: dict[str, tuple[Any, list[float] | str]] = {  # column -> its numbers, or words of the refusal
     "timestamp": (pa.array(DAYS), DAYS_SINCE),
@@ -102,9 +100,6 @@ def test_a_column_that_is_predicted_is_numbers_or_refused(kind):
         assert predicted(frame)[:, 0].tolist() == expected
 
 
-# --- names
-
-
 @pytest.mark.parametrize(
     ("names", "twice"),
     [
@@ -134,8 +129,6 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path, mark):
     assert load_file(path, test_fraction=0.0).columns == ("f",)
     refused(lambda: load_file(csv(tmp_path / "b.csv", "größe,label\n1,a\n", "latin-1")), "b.csv", "utf-8")
 
-
-# --- separators and decimals
 
 TEXTS: list[tuple[str, dict[str, str], list[float] | str]] = [  # file, options -> column f, or the refusal
     ("label,f\na,1.5\nb,2\n", {}, [1.5, 2]), ("label;f\na;1.5\nb;2\n", {}, [1.5, 2]),
@@ -170,8 +163,6 @@ def test_a_model_reads_new_cells_as_those_that_it_was_trained_on(tmp_path):
     assert examples["x"].tolist() == [[2.5]]
     refused(lambda: read_inputs(csv(tmp_path / "c.csv", "n;f\n1;1.234\n"), task.inputs, fields, ()), "thousands")
 
-
-# --- pixels
 
 BYTES = np.concatenate([[0, 255], RNG.integers(0, 256, 24 * 16 - 2)]).reshape(24, 4, 4, 1)
 

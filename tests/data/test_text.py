@@ -10,8 +10,6 @@ from fedoptax.errors import DataError
 from files import write, write_shakespeare, write_tff, write_wikitext
 from refusals import refused
 
-# --- Shakespeare
-
 
 def test_snippets_become_chunks_of_81(tmp_path):
     long = b"To be, or not to be, that is the question: " * 4
@@ -30,9 +28,6 @@ def test_characters_have_the_published_ids():
     assert len(set(shakespeare.CHARACTERS)) == 86
     ids = shakespeare.encode(b"dh\xc3")[0]
     np.testing.assert_array_equal(ids[:5], [88, 1, 2, 87, 89])
-
-
-# --- Stack Overflow
 
 
 WORDS = ["the", "a", "list", "of", "code"]  # ids 1 … 5, then oov 6, bos 7, eos 8
@@ -155,9 +150,6 @@ def test_broken_stackoverflow_is_refused_and_not_kept(tmp_path, cache, file, con
     with pytest.raises(DataError, match=file):
         load_tags(tmp_path)
     assert not list(cache.glob("*"))
-
-
-# --- WikiText-2
 
 
 ARTICLE = " \n = One = \n \n a b c d \n \n = = Section = = \n \n e = f = \n = not a title = \n a b \n \n"

@@ -117,9 +117,6 @@ WRONG = ("avg", "krum", "krum:x", "krum:1,take=2", "median:2", "krum:-1", "krum:
 test_wrong_aggregators_are_refused = refusals((partial(as_aggregator, wrong), "aggregate") for wrong in WRONG)
 
 
-# --- fixed-point numbers ---
-
-
 @pytest.mark.parametrize(("limit", "present"), [(8.0, range(SIZE)), (100.0, [0, 2, 7])])
 def test_the_mean_of_fixed_point_numbers_is_the_mean_within_its_bound(limit, present):
     rng = np.random.default_rng(5)
@@ -158,9 +155,6 @@ def test_numbers_beyond_the_range_are_clipped_and_no_sum_overflows():
 
     found = average(sent)
     np.testing.assert_allclose(found.upload, [8, -8], rtol=1e-6)
-
-
-# --- deployments ---
 
 
 def replies(values: Sequence[float]) -> list[Reply]:

@@ -40,9 +40,6 @@ def run(algorithm: fx.FedAlgorithm = FEDADAM, **changes: Any) -> fx.RunResult:
     return fx.run(line(), algorithm, **(OPTIONS | {"asynchronous": 5} | changes))
 
 
-# --- against the paper ---
-
-
 def fedbuff(
     task: fx.Task, buffer: int, server_rate: float, exponent: float, is_fedasync: bool = False
 ) -> list[tuple[Tree, float]]:
@@ -115,9 +112,6 @@ def test_uploads_of_parameters_are_mixed_as_in_fedasync(table):
     assert max(errors(got, [x for x, _ in want]).values()) < TOLERANCE["float64"]
 
 
-# --- the schedule ---
-
-
 def test_the_schedule_is_that_of_clients_at_work():
     """Followed by its rows alone: who was sent which model, when, and that its slot still held it."""
     n, buffer, concurrency, rounds = 12, 3, 7, 200
@@ -168,9 +162,6 @@ def test_a_table_of_speeds_that_does_not_fit_is_refused(tmp_path, text):
     path = tmp_path / "speeds.csv"
     path.write_text(text)
     refused(lambda: client_speeds(str(path), jax.random.key(0), 2), "client" if "0,2" in text else "seconds")
-
-
-# --- the run ---
 
 
 @pytest.mark.parametrize("algorithm", [FEDADAM, pytest.param(fx.fedavgm(0.1, 0.5), marks=pytest.mark.long)])

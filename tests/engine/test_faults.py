@@ -49,9 +49,6 @@ def sends_nan(made: fx.FedAlgorithm, limit: float) -> fx.FedAlgorithm:
     return made._replace(client_update=client_update)
 
 
-# --- who fails ---
-
-
 def test_clients_fail_as_often_as_asked_and_independently():
     n = 20_000
     key = jax.random.key(1)
@@ -75,9 +72,6 @@ def test_a_clients_outcome_does_not_depend_on_the_cohort():
     some = sample_outcomes(rates, key, 5, jnp.asarray([2, 11, 7]), jnp.full(3, 3))
     for a, b in zip(all_, some):
         np.testing.assert_array_equal(np.asarray(a)[[2, 11, 7]], np.asarray(b))
-
-
-# --- what a round makes of it ---
 
 
 def test_a_round_with_faults_is_a_round_of_the_clients_that_count():
@@ -137,9 +131,6 @@ def test_a_round_without_any_upload_changes_nothing(faults, which):
         assert row.get("virtual_seconds") == (pytest.approx(1e-6) if which == "late" else None)
 
 
-# --- wrong values ---
-
-
 WRONG: list[Any] = [
     {"dropout": 1.5}, {"dropout": 1}, {"dropout": True}, {"dropout": "often"}, {"speed_spread": -1}, {"deadline": 0},
     {"step_seconds": 0.0}, {"drop": 0.1}, {"scaled": 0.1}, 0.3,
@@ -147,9 +138,6 @@ WRONG: list[Any] = [
 
 
 test_wrong_values_are_refused = refusals((partial(as_faults, wrong), "faults") for wrong in WRONG)
-
-
-# --- privacy ---
 
 
 def test_epsilon_is_in_every_row_and_in_the_summary(tmp_path):

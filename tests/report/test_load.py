@@ -11,8 +11,6 @@ from fedoptax.report.style import style_of
 from refusals import refused
 from run_folders import ramp, write_comparison, write_run
 
-# --- loading ---
-
 
 def test_a_comparison_keeps_its_own_order(tmp_path):
     write_comparison(tmp_path, ["fedyogi", "fedavg"], seeds=2, rounds=5)
@@ -37,9 +35,6 @@ def test_damaged_files_are_refused_in_one_line(tmp_path, name, change, part):
     path = write_comparison(tmp_path, ["fedavg"], seeds=1, rounds=6) / name
     path.write_text(change(path.read_text()))
     refused(lambda: load_runs(tmp_path), part)
-
-
-# --- groups and labels ---
 
 
 def test_labels_say_only_what_differs(tmp_path):
@@ -67,9 +62,6 @@ def test_a_repeated_run_is_no_second_seed(tmp_path):
     groups = group_runs(load_runs(tmp_path))
     assert [group.label for group in groups] == ["fedadam (copy=1)", "fedadam (copy=2)"]
     assert len({style_of(i) for i in range(21)}) == 21
-
-
-# --- curves, partition, looks ---
 
 
 def test_mean_and_spread_stop_where_a_seed_stops(tmp_path):
