@@ -63,7 +63,8 @@ def test_adapters_go_out_and_in(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, read, jax.tree.map(np.asarray, adapters))
     assert (lora.rank, lora.scale, lora.names) == (3, 2.0, LORA.names)
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    for name, value, text in (("use_dora", True, "plain LoRA"), ("r", 4, "must have"), ("r", None, "of adapters")):
+    wrong = [("use_dora", True, "plain"), ("init_lora_weights", "pissa", "plain"), ("r", 4, "must have")]
+    for name, value, text in (*wrong, ("r", None, "of adapters")):
         (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(described | {name: value}))
         with pytest.raises((fx.UsageError, fx.DataError), match=text):
             read_adapters(tmp_path / "adapter", config)

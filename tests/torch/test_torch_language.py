@@ -32,6 +32,8 @@ def adapted(folder: Path, **options: Any) -> tuple[Any, fx.Task]:
     model = peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"]))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
     options = {"context": 40, "test": conversations(1)} | options
+    with pytest.raises(fx.UsageError, match="lists of examples"):
+        ft.causal_lm_task(model, tokenizer, conversations(1))
     return model, ft.causal_lm_task(model, tokenizer, folder / "talk.jsonl", **options)
 
 

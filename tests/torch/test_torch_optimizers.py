@@ -16,7 +16,7 @@ from torch_models import cross_entropy, net, torch
 
 PROBLEM = make()
 BATCHES = [{"x": torch.tensor(b["x"]).float(), "y": torch.tensor(b["y"])} for b in PROBLEM.batches(0, 3)]
-CORRECTED = {"lr": 0.003, "v0": 0.01, "bias_correction": True}
+CORRECTED = {"lr": 0.003, "b2": 0.5, "v0": 0.01, "bias_correction": True}
 BY_MODULE = {"lr": 0.02, "layers": "module", "phi": "identity"}
 RELEASED = {"lr": 0.02, "rho": 0.1, "variant": "released"}
 OPTIMIZERS = {
@@ -82,8 +82,9 @@ def test_alone_it_learns_and_its_state_dict_continues_it_exactly(name):
     losses = train(module, optimizer, 20)
     twin.load_state_dict(module.state_dict())
     restored.load_state_dict(deepcopy(optimizer.state_dict()))  # PyTorch shares the tensors of a state_dict
+    copied = deepcopy((module, optimizer))
     losses += train(module, optimizer, 20)
-    assert train(twin, restored, 20) == losses[20:] and losses[-1] < 0.4 * losses[0]
+    assert train(twin, restored, 20) == train(*copied, 20) == losses[20:] and losses[-1] < 0.4 * losses[0]
 
 
 @pytest.mark.parametrize("name", ["STEM", "FAFED"])
@@ -105,6 +106,27 @@ def test_both_gradients_of_a_step_share_their_randomness(name):
     optimizer.step(closure)
     assert torch.equal(drawn[1], drawn[2]) and torch.equal(drawn[3], drawn[4])
     assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[2], drawn[3])
+
+
+@pytest.mark.parametrize("name", ["STEM", "FAFED"])
+def test_parameters_that_are_added_later_begin_with_a_first_round(name):
+    early, late, alone = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    optimizer, other = getattr(ft, name)([early], lr=0.1), getattr(ft, name)([alone], lr=0.02)
+
+    def closure():
+        for p in (early, late, alone):
+            p.grad = 2 * p.detach() + torch.arange(2)
+        return torch.zeros(())
+
+    optimizer.step(closure)
+    optimizer.synchronize()
+    optimizer.add_param_group({"params": [late], "lr": 0.02})
+    for _ in range(3):
+        for one in (optimizer, other):
+            one.step(closure)
+            one.step(closure)
+            one.synchronize()
+    assert torch.equal(late, alone) and not torch.equal(late, torch.ones(2))
 
 
 P = [torch.nn.Parameter(torch.ones(2))]

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedoptax as fx
@@ -28,6 +29,14 @@ def test_a_compiled_run_equals_that_of_the_jax_twin(client_loop):
 def test_a_module_with_running_statistics_is_refused():
     with pytest.raises(fx.UsageError, match=r"module .*'norm'"):
         fx.run(torch_task(module=NormNet()), fx.fedavg(0.1), **OPTIONS)
+
+
+def test_two_runs_of_a_module_whose_buffers_change_are_equal():
+    module = Net()
+    torch.nn.utils.parametrizations.spectral_norm(module.hidden, "kernel")
+    task = torch_task(module)
+    first, second = (fx.run(task, fx.fedavg(0.1), **OPTIONS).params for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
 @pytest.mark.parametrize("algorithm", [fx.fedadam(0.1, 0.1), fx.scaffold(0.1), fx.fafed(0.05)], ids=range(3))

@@ -205,8 +205,8 @@ def torch_grad_fn(module: nn.Module, loss: ModuleLoss) -> GradFn:
 class ModuleGradient:
     """A module's loss and gradient at an algorithm's parameters, for `torch_grad_fn` and `module_task`."""
 
-    def __init__(self, module: nn.Module, loss: ModuleLoss) -> None:
-        self.module, self.loss = module, loss
+    def __init__(self, module: nn.Module, loss: ModuleLoss, restores_buffers: bool = False) -> None:
+        self.module, self.loss, self.restores_buffers = module, loss, restores_buffers
         self._last_place: Any = None
         self._last_seed: int | None = None
 
@@ -253,9 +253,10 @@ class ModuleGradient:
                     p.grad, p.data = None, data
 
     def _compute(self, params: Tree, batch: Tree, seed: int) -> tuple[jax.Array, Tree]:
-        """Compute loss and gradient; running statistics stay as they are if the call before had the same seed."""
+        """Compute loss and gradient; running statistics change once for calls with the same seed."""
         with self.holding(params) as parameters:
-            statistics = [b.clone() for b in self.module.buffers()] if seed == self._last_seed else []
+            is_restored = self.restores_buffers or seed == self._last_seed
+            statistics = [b.clone() for b in self.module.buffers()] if is_restored else []
             self._last_seed = seed
             self.module.train()
             with torch.random.fork_rng(sorted({p.get_device() for p in parameters if p.is_cuda})), torch.enable_grad():

@@ -13,7 +13,7 @@ from fedoptax._files import read_params_file
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
 from fedoptax.data.text import IGNORED, TextTokenizer, as_sequences, read_texts
-from fedoptax.errors import check_int
+from fedoptax.errors import UsageError, check_int, shorten
 from fedoptax.experiments.result import RunResult
 from fedoptax.tasks.metrics import perplexity
 from fedoptax.tasks.task import Batch, Task
@@ -25,15 +25,9 @@ Examples = Sequence[str | Mapping[str, Any]]
 
 
 def causal_lm_task(
-    model: nn.Module,
-    tokenizer: Any,
-    clients: Sequence[Examples] | str | Path,
-    test: Examples | None = None,
-    micro_batch: int | None = None,
-    context: int = 256,
-    name: str = "text",
-    **attributes: Any,
-) -> Task:
+    model: nn.Module, tokenizer: Any, clients: Sequence[Examples] | str | Path, test: Examples | None = None,
+    micro_batch: int | None = None, context: int = 256, name: str = "text", **attributes: Any,
+) -> Task:  # fmt: skip
     """A task of a language model of transformers; with peft, clients train and send only its adapters.
 
     Sequences are made as those of `text:PATH` (`fedoptax.data.text.as_sequences`); a batch is only as long as its
@@ -54,6 +48,8 @@ def causal_lm_task(
     size = None if micro_batch is None else check_int("micro_batch", micro_batch)
 
     def sequences(examples: Examples) -> dict[str, np.ndarray]:
+        if isinstance(examples, str | Mapping):
+            raise UsageError(f"clients and test must hold lists of examples, got one, {shorten(repr(examples))}")
         rows = ({"text": example} if isinstance(example, str) else example for example in examples)
         return as_sequences(rows, texts, context)
 

@@ -142,8 +142,8 @@ class FedLAMB(LocalAMSGrad):
         check_choice("layers", layers, ("tensor", "module"))
         if not callable(phi):
             check_choice("phi", phi, _PHI)
-        self._phi: Callable[[Tensor], Any] = phi if callable(phi) else _PHI[phi]
         super().__init__(params, lr, **others, _more={"weight_decay": weight_decay, "layers": layers})
+        self.defaults["phi"] = phi  # copied with the optimizer; of groups, PyTorch would not load a function
 
     def _start(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         if group["layers"] == "module" and "param_names" not in group:
@@ -152,6 +152,7 @@ class FedLAMB(LocalAMSGrad):
 
     def _changes(self, group: dict[str, Any], moving: Sequence[Tensor]) -> list[Tensor]:
         u = [self._direction(group, p).add(p, alpha=group["weight_decay"]) for p in moving]
+        phi = self.defaults["phi"] if callable(self.defaults["phi"]) else _PHI[self.defaults["phi"]]
         layers: list[Any] = list(range(len(moving)))
         if group["layers"] == "module":
             names = {p: name.rpartition(".")[0] for p, name in zip(group["params"], group["param_names"])}
@@ -160,7 +161,7 @@ class FedLAMB(LocalAMSGrad):
         changes = []
         for direction, layer in zip(u, layers):
             norm = norms_of_u[layer]
-            length = group["lr"] * torch.as_tensor(self._phi(norms_of_theta[layer])).to(norm)
+            length = group["lr"] * torch.as_tensor(phi(norms_of_theta[layer])).to(norm)
             changes.append(torch.where(norm > 0, length / norm, 0.0).to(direction.dtype) * direction)
         return changes
 
@@ -174,7 +175,7 @@ class STEM(_FederatedOptimizer):
 
     Args:
       params: parameters or groups, as of any optimizer.
-      lr: η > 0.
+      lr: η > 0; a scheduler takes one step at the end of the first round, and then one after each `step`.
       alpha: α in (0, 1].
     """
 
@@ -195,24 +196,23 @@ class STEM(_FederatedOptimizer):
         """
         if closure is None:
             raise UsageError("closure must be a function, as a step computes two gradients, got None")
-        members = [p for group in self.param_groups for p in group["params"]]
-        is_first_round = self.param_groups[0]["is_first_round"]
-        cuda = sorted({p.get_device() for p in members if p.is_cuda})
-        with torch.random.fork_rng(cuda, enabled=not is_first_round):
+        moving = [p for group in self.param_groups if not group["is_first_round"] for p in group["params"]]
+        cuda = sorted({p.get_device() for p in self.state if p.is_cuda})
+        with torch.random.fork_rng(cuda, enabled=bool(moving)):
             loss = _evaluate(closure)
-        if not is_first_round:
-            g = {p: _gradient(p) for p in members}
-            for p in members:
-                x = p.clone()
-                p.copy_(self.state[p]["x_prev"])
-                self.state[p]["x_prev"] = x
+        g = {p: _gradient(p) for p in self.state}
+        for p in moving:
+            x = p.clone()
+            p.copy_(self.state[p]["x_prev"])
+            self.state[p]["x_prev"] = x
+        if moving:
             _evaluate(closure)
         for group in self.param_groups:
             group["steps"] += 1
             group["last_lr"] = group["lr"]
             for p in group["params"]:
-                if is_first_round:
-                    self.state[p]["m"].add_(_gradient(p) - self.state[p]["m"], alpha=1 / group["steps"])
+                if group["is_first_round"]:
+                    self.state[p]["m"].add_(g[p] - self.state[p]["m"], alpha=1 / group["steps"])
                 else:
                     p.copy_(self.state[p]["x_prev"])
                     self._iterate(group, p, g[p], _gradient(p))

@@ -47,7 +47,8 @@ def module_task(
     Raises:
       UsageError: the module has no parameters, or when a run begins: it keeps running statistics that are no client's.
     """
-    gradient, device = gradients.ModuleGradient(module, loss), next(iter(gradients.trained(module).values())).device
+    gradient = gradients.ModuleGradient(module, loss, restores_buffers=True)
+    device = next(iter(gradients.trained(module).values())).device
     start = jax.tree.map(np.asarray, gradients.params_from_module(module))
 
     def values_on_host(params: Tree, examples: Mapping[str, Any]) -> dict[str, np.ndarray]:
