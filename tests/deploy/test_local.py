@@ -116,16 +116,19 @@ def test_a_key_is_given_its_partition_and_can_lose_it(tmp_path, capsys):
         make = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", f"clinic {name}", "-f", tmp_path / name]
         subprocess.run(make, check=True, timeout=30)
     (tmp_path / "rsa.pub").write_text("ssh-rsa AAAA nobody\n")
+    (tmp_path / "new.pub").write_text("ssh-new AAAA nobody\n")
     a, b, c, d = (tmp_path / f"{name}.pub" for name in "abcd")
     folder = tmp_path / "new"
     own = ["--task", "fedoptax_app.task:make", "--algorithm", "fedavg", "--set", "client_lr=0.1"]
-    assert fedoptax("deploy", "init", folder, "--key", a, "--key", tmp_path / "rsa.pub", *own) == 2
+    for kind in ("rsa", "new"):
+        assert fedoptax("deploy", "init", folder, "--key", a, "--key", tmp_path / f"{kind}.pub", *own) == 2
+    assert fedoptax("deploy", "init", folder, "--key", a, "--task", "fedoptax_app.client:make", *own[2:]) == 2
     assert fedoptax("deploy", "init", folder, "--key", a, "--key", a, *own) == 2
     assert fedoptax("deploy", "init", folder, "--key", a, "--nodes", 2, *own) == 2
     assert not folder.exists()
     assert fedoptax("deploy", "init", folder, "--key", a, "--key", b, *own) == 0
     assert fedoptax("deploy", "local", "--app", folder, "--out", tmp_path / "out") == 2  # the keys are with the nodes
-    assert fedoptax("deploy", "add-node", folder, c) == 0
+    assert fedoptax("deploy", "add-node", folder, c) == 0 and "must now return 3" in capsys.readouterr().out
     assert fedoptax("deploy", "add-node", folder, d, "--partition", 4) == 2
     assert fedoptax("deploy", "add-node", folder, a, "--partition", 1) == 2
     assert fedoptax("deploy", "add-node", folder, d, "--partition", 1) == 0
@@ -137,7 +140,7 @@ def test_a_key_is_given_its_partition_and_can_lose_it(tmp_path, capsys):
     named = tmp_path / "named"
     assert fedoptax("deploy", "init", named, "--key", a, "--key", b, *LOGISTIC) == 0
     assert fedoptax("deploy", "add-node", named, c) == 2  # the task has two clients
-    assert "--partition must be <= 1" in capsys.readouterr().err
+    assert "--partition must be set, as the task has 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

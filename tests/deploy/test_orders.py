@@ -123,7 +123,7 @@ def test_a_forged_order_changes_no_state(server, algorithm, kind):
 
 def test_old_orders_are_refused_and_a_restarted_server_is_obeyed_from_where_it_goes_on(server):
     given = deployment("scaffold")
-    first, second = (server.message(given, server.order(round)) for round in (0, 1))
+    first, _, second = (server.message(given, server.order(round)) for round in (0, 0, 1))
     assert server.deliver(given, first).has_content() and server.deliver(given, second).has_content()
     before = server.contents()
     with pytest.raises(WireError, match="order: number"):

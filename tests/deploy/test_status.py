@@ -7,6 +7,7 @@ import pytest
 from command_line import fedoptax
 from federations import InMemory, network_lines, run_in_memory, small_deployment
 from fedoptax.deploy.server import RawReply
+from fedoptax.deploy.status import list_left_out
 from fedoptax.errors import RunError
 from fedoptax.report.figures import draw_phases
 from fedoptax.report.report import load_report
@@ -18,6 +19,11 @@ class Failing(InMemory):
 
     def change(self, partition: int, reply: RawReply) -> RawReply:
         return reply if partition or len(self.orders) <= 2 else RawReply(b"", {}, "no disk")
+
+
+def test_a_node_that_is_left_out_twice_in_a_round_counts_once():
+    fault = {"partition": 1, "node": "b", "reason": "late"}
+    assert list_left_out([{"faults": [fault, fault]}, {"faults": [fault]}]) == [fault | {"rounds": 2}]
 
 
 def test_status_shows_nodes_phases_and_who_was_left_out_by_name(tmp_path, capsys):

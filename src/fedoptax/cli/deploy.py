@@ -21,7 +21,6 @@ from fedoptax.cli.setup import choose, load, with_task_defaults
 from fedoptax.data.schema import Schema
 from fedoptax.deploy.app import check_empty, check_task, place_node, read_app, write_app
 from fedoptax.deploy.config import TABLE, Deployment, is_own_function, simulation_command
-from fedoptax.deploy.deployment import MOST_EXAMPLES
 from fedoptax.deploy.keys import describe_keys, describe_node, make_keys, write_keys
 from fedoptax.deploy.local import LocalFederation, last_words
 from fedoptax.deploy.options import NetworkOptions
@@ -65,8 +64,10 @@ def add_node(options: AddNodeForm) -> None:
     public = options.key.read_bytes()
     node = describe_node(public)
     partition = place_node(options.folder / "app", options.partition, node)
-    write_atomically(options.folder / "keys" / f"node-{partition}.pub", public)
-    print(f"partition {partition}: {node}")
+    path = options.folder / "keys" / f"node-{partition}.pub"
+    note = "" if path.exists() else f"; a task's function must now return {partition + 1} clients at the server"
+    write_atomically(path, public)
+    print(f"partition {partition}: {node}{note}")
 
 
 def local(options: LocalForm) -> None:
@@ -182,7 +183,7 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
         for option in task_arguments:
             check_choice("option of tables at nodes", option, OPTIONS)
         task_arguments["schema"] = Schema.read(str(options.schema)).to_toml()
-        run = {"eval_fraction": float("asynchronous" not in run), "max_examples": MOST_EXAMPLES} | run
+        run = {"eval_fraction": float("asynchronous" not in run)} | run
     if is_own_function(options.task):
         if task_arguments and not is_table:
             raise UsageError(f"{next(iter(task_arguments))} cannot be used with a task that is a function")

@@ -53,9 +53,8 @@ def write_app(folder: Path, deployment: Deployment, name: str = NAME) -> None:
     if is_own_function(str(deployment.task["name"])) and (source := Path(f"{module}.py")).is_file():
         module, files[f"{PACKAGE}/task.py"] = f"{PACKAGE}.task", source.read_text(encoding="utf-8")
         deployment = replace(deployment, task={**deployment.task, "name": f"{module}:{function}"})
-    elif module.startswith(PACKAGE):
-        example = TASK.replace("FUNCTION", function).replace("NODES", str(len(deployment.nodes)))
-        files[f"{module.replace('.', '/')}.py"] = example
+    elif module.startswith(PACKAGE) and (path := f"{module.replace('.', '/')}.py") not in files:
+        files[path] = TASK.replace("FUNCTION", function).replace("NODES", str(len(deployment.nodes)))
     for path, text in ({"pyproject.toml": make_pyproject(deployment, name)} | files).items():
         write_atomically(folder / path, text.encode())
 
@@ -97,6 +96,8 @@ def place_node(folder: Path, partition: int | None, node: str) -> int:
     """
     path, deployment = folder / "pyproject.toml", read_app(folder)
     count, can_grow = len(deployment.nodes), is_own_function(str(deployment.task["name"]))
+    if partition is None and not can_grow:
+        raise UsageError(f"partition must be set, as the task has {count} clients and no more")
     partition = check_int("partition", count if partition is None else partition, 0, count - (not can_grow))
     nodes = {**deployment.nodes, str(partition): node}
     replace(deployment, nodes=nodes)  # checks that no key is there twice

@@ -22,7 +22,7 @@ import numpy as np
 from fedoptax._files import finite_or_none, read_json
 from fedoptax.algorithm import Cohort, Tree, decoded
 from fedoptax.deploy.client import INITIAL
-from fedoptax.deploy.config import Deployment
+from fedoptax.deploy.config import TABLE, Deployment
 from fedoptax.deploy.evaluation import NodeEvaluation
 from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Sleep, Workers, gather, wait_for_nodes
 from fedoptax.deploy.secure import FALSE_SUM, SecureSum, decode_mean, threshold
@@ -147,7 +147,8 @@ class NetworkRounds(Rounds):
         self.program = program(without_held_out(untrained), Fixed(self._algorithm), self.plan)
         params, batch = jax.eval_shape(task.init, jax.random.key(0)), minibatch_form(task, self.plan.work.batch_size)
         self._upload = upload_form(self._algorithm, params, batch)
-        self._most = deployment.max_examples or int(task.weights.max()) or MOST_EXAMPLES
+        largest = 0 if deployment.task["name"] == TABLE else int(task.weights.max())
+        self._most = deployment.max_examples or largest or MOST_EXAMPLES
         self._key = jax.random.key(deployment.seed)
         self._evaluate = jit(task, lambda params, data: evaluate(task, params, data))
         self.server: Tree = self.program.start({}, self._key)[0]
@@ -192,7 +193,6 @@ class NetworkRounds(Rounds):
             **{name: finite_or_none(value) if is_due else None for name, value in update.metrics.items()},
             "bytes_down": report.sent * self.program.bytes_down,
             "bytes_up": count * self.program.bytes_up,
-            "seconds": time.perf_counter() - begun,
         }
         if self._workers is not None:
             row["staleness"] = float(np.mean([reply.staleness for reply in report.replies.values()]))
@@ -209,7 +209,7 @@ class NetworkRounds(Rounds):
         self.server = update.server
         left_out = f", {len(cohort) - count} left out" if count < len(cohort) else ""
         self._log(f"round {done + 1} of {total}: train_loss {update.loss:.4g}{left_out}")
-        return RoundsResult([row | columns])
+        return RoundsResult([row | columns | {"seconds": time.perf_counter() - begun}])
 
     def saved(self) -> None:
         """Record the states that the clients must keep for the new checkpoint."""

@@ -50,14 +50,11 @@ def of_sums(task: Task) -> Task:
 def compile_test_sums(task: Task, partition: int) -> tuple[Callable[[Tree], Tree], int]:
     """Return `params -> sums` of the metrics over the test examples of one client, and how many these are.
 
-    They are all where the task holds that client alone, else those that it owns; where none has an owner, every N-th.
-    A client without any is a `RunError`.
+    They are those that it owns; all where none has an owner. A client without any is a `RunError`.
     """
-    clients, test = task.clients.num_clients, task.test or {}
+    test = task.test or {}
     if task.test_owners is not None:
         test = {name: np.asarray(a)[np.asarray(task.test_owners) == partition] for name, a in test.items()}
-    elif clients > 1:
-        test = {name: np.asarray(a)[partition::clients] for name, a in test.items()}
     if not any(len(array) for array in test.values()):
         raise RunError(f"partition {partition} has no test examples")
     task = replace(of_sums(task), test=test, test_owners=None, validation=None)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import trustme
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -70,7 +71,7 @@ def describe_node(public: bytes) -> str:
     """
     try:
         return f"{fingerprint(public)} {quote(b' '.join(public.split()[2:]).decode())}".strip()
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm) as error:
         remedy = "ssh-keygen -t ecdsa -b 384 makes one"
         raise UsageError(f"key must be a public key in OpenSSH's format ({error}); {remedy}") from error
 

@@ -26,7 +26,7 @@ LEFT_OUT = "left out of {rounds} rounds: partition {partition} (node {node}), la
 
 def list_left_out(rounds: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return who was left out: by partition the number of rounds, and the node and the reason of the last."""
-    faults = [fault for line in rounds for fault in line["faults"]]
+    faults = [fault for line in rounds for fault in {fault["partition"]: fault for fault in line["faults"]}.values()]
     counts, last = Counter(fault["partition"] for fault in faults), {fault["partition"]: fault for fault in faults}
     return [{**last[partition], "rounds": counts[partition]} for partition in sorted(last)]
 
