@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,10 +45,8 @@ def test_tune_ranks_points_and_resumes(tmp_path, capsys, monkeypatch):
 
 
 def rates_of(folder: str) -> dict[str, str]:
-    return {
-        path.parent.parent.name: json.loads(path.read_text())["rates"]
-        for path in Path(folder).glob("*/seed-0/config.json")
-    }
+    paths = Path(folder).glob("*/seed-0/config.json")
+    return {path.parent.parent.name: json.loads(path.read_text())["rates"] for path in paths}
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -64,6 +63,9 @@ def test_rates_that_differ_are_warned_of_and_shown(capsys):
     grid = ["--tune", "--grid", "client_lr=0.1", "--rounds", "1", "--out", "b"]
     assert fedoptax("compare", *SMALL, "--algorithms", "fedavg", "--seeds", "1", *grid) == 0
     assert rates_of("b") == {"fedavg": "tuned"}
+    shutil.rmtree("b/tuning")
+    assert fedoptax("resume", "b", "--engine", "eager") == 0  # of a search, too
+    assert json.loads(Path("b/tuning/fedavg/point-001/config.json").read_text())["engine"] == "eager"
 
 
 def test_paper_preset_is_named_with_the_others(capsys):

@@ -76,8 +76,7 @@ def resume(options: ResumeForm) -> None:
     changes = {"checkpoint_every": options.checkpoint_every, "resume_round": options.resume_round, **options.run}
     changes = {name: value for name, value in changes.items() if value is not None}
     is_comparison, is_search = (folder / comparison.FILE).is_file(), (folder / tuning.FILE).is_file()
-    single = changes.keys() & {"resume_round", "rounds", "eval_every", "eval_last"}
-    if single and (is_comparison or is_search):
+    if (is_comparison or is_search) and (single := changes.keys() - tuning.MAY_CHANGE):
         raise UsageError(f"`{min(single)}` is for a single run only")
     if options.workers and not (is_comparison or is_search):
         raise UsageError("workers is for a comparison or a search only")

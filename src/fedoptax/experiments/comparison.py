@@ -150,9 +150,8 @@ def compare(
     if (folder / FILE).is_file() and not overwrite:
         earlier = Comparison.read(folder)
         values |= {name: one for name, one in earlier.hyperparameters.items() if name in tunings}  # once it is finished
-        wanted = replace(comparison, hyperparameters=values, command=earlier.command, rates=earlier.rates)
-        tuning.check_same(folder / FILE, earlier, wanted, "comparison")
-        comparison = earlier
+        comparison = replace(comparison, hyperparameters=values, command=earlier.command, rates=earlier.rates)
+        tuning.check_same(folder / FILE, earlier, comparison, "comparison")
     how = tuning.Execution(progress, options.get("trackers"), overwrite, executor)
     return run_comparison(task, comparison, folder, how)
 
@@ -190,7 +189,7 @@ def _run_searches(task: Task, comparison: Comparison, out: Path, how: tuning.Exe
     jobs: list[Job] = []
     count = len(comparison.tunings)
     for name, search in comparison.tunings.items():
-        arguments = search, out / "tuning" / name.replace(":", "."), how.trackers
+        arguments = replace(search, options=comparison.options), out / "tuning" / name.replace(":", "."), how.trackers
         jobs.append(Job(_search_one, arguments, search.size * search.rounds, f"search for {name}", len(jobs), count))
     with bar("searches", sum(job.rounds for job in jobs), enabled=how.progress) as update:
         return dict(zip(comparison.tunings, run_jobs(task, None, jobs, out, update, how.executor)))

@@ -33,6 +33,8 @@ from fedoptax.trackers import Tracker
 FILE = "tune.json"
 SINGLE = {"label", "hyperparameters", "rates", "out", "overwrite", "resume_from", "seed", "progress"}
 """Options of a single run."""
+MAY_CHANGE = {"checkpoint_every", "save_every", "client_loop", "mesh", "client_states", "examples", "engine"}
+"""The options that may change when a search or a comparison is resumed."""
 
 
 @dataclass(frozen=True)
@@ -313,7 +315,11 @@ def opened(folder: Path, file: str, record: Any, overwrite: bool) -> Iterator[No
 
 def check_same(path: Path, stored: Any, wanted: Any, kind: str) -> None:
     """Check that the record in a file, of a search or a comparison, is the one that is wanted."""
-    if to_plain(asdict(stored)) != to_plain(asdict(wanted)):
+    old, new = to_plain(asdict(stored)), to_plain(asdict(wanted))
+    for record in (old, new):
+        for one in (record, *record.get("tunings", {}).values()):
+            one["options"] = {name: value for name, value in one["options"].items() if name not in MAY_CHANGE}
+    if old != new:
         raise RunError(f"'{path}' belongs to another {kind}; choose another folder")
 
 

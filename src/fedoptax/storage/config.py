@@ -35,14 +35,9 @@ MAY_CHANGE = {
 
 
 def run_config(
-    task: Task,
-    algorithm: Mapping[str, Any],
-    options: RunOptions,
-    plan: Plan,
-    built: Program,
-    wrappers: Mapping[str, str],
-    trackers: Sequence[Any] = (),
-) -> dict[str, Any]:
+    task: Task, algorithm: Mapping[str, Any], options: RunOptions, plan: Plan, built: Program,
+    wrappers: Mapping[str, str], trackers: Sequence[Any] = (),
+) -> dict[str, Any]:  # fmt: skip
     """Return the config of a run as plain data.
 
     `algorithm` holds its `name` and `hyperparameters`; `wrappers` are the texts of `experiments.build.WRAPPERS`. The
