@@ -18,7 +18,7 @@ WRONG = [
     (["run", "--stop-after", "5:val_loss"], 2, "--validation-fraction"),
     (["run", "--task", "nothere.csv"], 2, "file:nothere.csv"),
     (["run", "--task", "fedoptax:load_task"], 2, "None"), (["tune", "--grid", "client_lr=1..0.1"], 2, "write 0.1..1"),
-    (["compare", "--from", "nowhere"], 2, "nowhere"),
+    (["compare", "--from", "nowhere"], 2, "nowhere"), (["compare", "--seeds", "1,x"], 2, "--seeds must be a whole"),
     (["run", "--preset", "none"], 2, "client_lr"), (["run", "--set", "client_lr"], 2, "--set"),
     (["run", "--cohort-size", "51"], 2, "--cohort-size must be <= 50"),
     (["run", "--algorithm", "local_amsgrad", "--personalize", "3"], 2, "--personalize needs a learning rate"),

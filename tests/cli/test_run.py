@@ -129,6 +129,9 @@ def test_a_function_is_a_task_whose_tuned_rates_are_compared(tmp_path, capsys):
     rates = json.loads((tmp_path / "b" / "compare.json").read_text())["rates"]
     assert (rates["fedavg"], rates["scaffold"]) == ("tuned", "preset of digits")
     assert fedoptax("resume", "b") == 0
+    names[3], names[-1] = "4,2", "d"
+    assert fedoptax("compare", *small, *names) == 0 and "a seed of the" not in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "d" / "fedavg").iterdir()) == ["seed-2", "seed-4"]
     summary = tmp_path / "tuned" / "point-002" / "summary.json"
     summary.write_text(summary.read_text().replace("completed", "interrupted"))
     assert fedoptax("compare", *small, *names[:-1], "c") == 2 and "is not finished" in capsys.readouterr().err

@@ -186,7 +186,8 @@ class CompareForm(SearchOptions, ExperimentOptions):
     run: dict[str, Any] = options_from(RunOptions, lambda name, about: name != "seed")
     algorithms: str = of_algorithm("Names separated by commas, or all.", "fedavg,fedadam",
         check=lambda name, value: split_algorithms(value))  # fmt: skip
-    seeds: int = option("Number of seeds (0, 1, ...) for each algorithm.", 3, group="Rounds")
+    seeds: str = option("Number of seeds (0, 1, ...) for each algorithm, or the seeds: 4,5,6.", "3", "Rounds",
+        check=lambda name, value: [check_int(name, parse_value(seed), 0) for seed in value.split(",")])  # fmt: skip
     tune: bool = of_search("First search every algorithm's learning rates, with equal budgets.", False)
     budget: int | None = of_search(
         "Points per algorithm, a --grid's first. [default: 16, or the grid's]", check=check_int

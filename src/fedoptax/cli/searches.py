@@ -40,7 +40,9 @@ def compare(options: CompareForm) -> None:
     grids = {name: grid for name, grid in chosen.items() if grid}  # the others have nothing to search
     task, settings, run = set_up(options, names, "compare")
     here = tuning.shared_options({key: value for key, value in run.items() if key not in ("out", "overwrite")})
-    tuned = _best_of_searches(options, names, task, settings, here)
+    seeds = list(map(int, options.seeds.split(",")))
+    seeds = seeds if len(seeds) > 1 else list(range(*seeds))
+    tuned = _best_of_searches(options, names, task, settings, here | {"seeds": seeds})
     grids = {name: grid for name, grid in grids.items() if name not in tuned}
     searched = [name for name, grid in grids.items() if grid.keys() & RANGES.keys()]
     rates = settings.rates | dict.fromkeys([*tuned, *searched], "tuned")
@@ -50,7 +52,7 @@ def compare(options: CompareForm) -> None:
         print(f"warning: {warning}", file=sys.stderr)
     note_rates(options.task, rates)
     _note_weighting(names, settings, tuning.common_weighting(run))
-    run |= {"seeds": options.seeds, "hyperparameters": settings.hyperparameters, "grids": grids, "rates": rates}
+    run |= {"seeds": seeds, "hyperparameters": settings.hyperparameters, "grids": grids, "rates": rates}
     with errors_name(run["out"]), open_executor(options.workers, run["out"]) as executor:
         done = comparison.compare(task, names, executor=executor, **run | _shared(options))
     ends = {name: [history.last("train_loss") for history in seeds] for name, seeds in done.histories.items()}
@@ -82,7 +84,7 @@ def _best_of_searches(
 ) -> list[str]:
     """Put the best points of searches into the settings, unless typed, and return the algorithms that they are of.
 
-    It warns of searches under other options than `here`, and by a seed that is compared.
+    It warns of searches under other options than `here`, and by one of its `seeds`.
     """
     tuned, typed = [], by_algorithm("set", options.set_, names)
     for folder in options.from_:
@@ -101,7 +103,7 @@ def _best_of_searches(
         there, about = result.search.options, options_of(RunOptions)
         footing = ["wrappers", *(n for n in about if about[n].changes_result and not n.startswith("eval_"))]
         unlike = [f"{n} {there.get(n)}, not {here.get(n)}" for n in footing if there.get(n) != here.get(n)]
-        unlike += ["a seed of the comparison"] if result.search.seed < options.seeds else []
+        unlike += ["a seed of the comparison"] if result.search.seed in here["seeds"] else []
         if unlike:
             print(f"warning: the search for {name} was with {'; '.join(unlike)}", file=sys.stderr)
         settings.hyperparameters[name] = result.hyperparameters | typed[name]
