@@ -15,6 +15,7 @@ from fedoptax.data.describe import find_faults, infer_file, infer_schema
 from fedoptax.data.schema import EMPTY, Schema, Target
 from fedoptax.data.statistics import add_up, add_up_clients, prepare
 from fedoptax.tasks.images import cross_entropy
+from fedoptax.tasks.tables import class_weights
 from files import patients
 from refusals import refused
 
@@ -214,6 +215,8 @@ def test_a_schema_travels_and_new_rows_are_answered_as_in_training(table, tmp_pa
     clients = pd.read_parquet(tmp_path / "run" / "clients.parquet").query("round == 6").set_index("name").accuracy
     assert set(clients.index) <= set(task.client_names)
     assert clients[result.history[-1]["worst_client"]] == clients.min()
+    weights = class_weights("balanced", ["no", "yes"], np.array([30, 10]))
+    assert weights is not None and weights.tolist() == [2 / 3, 2]
     new = patients(40, seed=1)
     new.loc[0, ["ward", "dose"]] = ["z", None]
     new["zip"] = "007"

@@ -117,3 +117,4 @@ def test_crop_takes_the_centre_in_evaluation_and_is_random_in_training_and_flips
     chosen = distances.argmin(axis=1)
     assert 0.3 < np.mean(chosen >= len(windows)) < 0.7
     assert len(np.unique(chosen)) > 60  # of 162
+    assert set(chosen % 81 // 9) == set(chosen % 9) == set(range(9)), "every row and column of the corner"
