@@ -1,5 +1,6 @@
 """The numbers of a report against values computed by hand."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,9 @@ def test_diverged_seeds_do_not_enter_final_values_and_are_named(tmp_path):
     table = final_table(runs)
     assert table.loc[0, ["final", "status", "counted"]].tolist() == [0.9, "1 of 2 diverged", 1]
     assert find_verdicts(table) == []
+    write_run(tmp_path / "3", ramp(0.4), name="fedyogi")
+    (verdict,) = find_verdicts(final_table(load_runs(tmp_path)))
+    assert verdict.leader == "fedavg" and "fedadam, of which not all seeds completed, cannot be ranked" in verdict.text
     assert list_incomplete(group_runs(runs)) == ["fedadam, seed 1: diverged after 4 of 20 rounds: loss is not finite"]
     assert "1 of 2 diverged" in to_markdown(table)
 
@@ -129,6 +133,9 @@ def test_a_winner_needs_a_paired_test(tmp_path):
     lines = [" ".join(row) for row in short_table(table.reset_index())]
     assert lines[1].startswith("fedadam 0.9000 ± 0.0300 highest ") and "0.020, p 0.0066" in lines[2]
     assert r"fedadam & 0.9000 $\pm$ 0.0300 & highest &" in to_latex(table.reset_index())
+    assert 'class="best"' not in render(load_report(tmp_path), {}, tmp_path)
+    write_run(tmp_path / "stray", ramp(0.1), name="fedprox", seed=2)  # where fedyogi would lead
+    assert find_verdicts(final_table(load_runs(tmp_path)))[0].leader == "fedadam"
 
 
 def test_where_lower_is_better_the_lowest_is_best(tmp_path):
@@ -202,6 +209,21 @@ def test_markdown_escapes(tmp_path):
     lines = to_markdown(final_table(load_runs(tmp_path))).splitlines()
     assert "Bytes to 0.855" in lines[0]
     assert r"a\|b &lt;b&gt;x&lt;/b&gt;" in lines[2]
+
+
+def test_columns_of_clients_privacy_and_time_by_hand(tmp_path):
+    for seed in (0, 1):
+        others = {"spread": 0.2, "worst_decile": 0.1}
+        parts: dict[str, Any] = {w: {"mean": m + seed / 10, **others} for w, m in (("before", 0.4), ("after", 0.6))}
+        run = write_run(tmp_path / f"{seed}", ramp(0.9, 3), seed=seed, notes={"personalized": {"steps": 5, **parts}})
+        rows = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+        for row in rows:
+            row |= {"client_accuracy_spread": 0.3, "client_accuracy_worst_decile": 0.5 + seed / 10}
+            row |= {"epsilon": row["round"] + seed, "seconds": 10.0 if row["round"] == 3 else 1.0}
+        (run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row = final_table(load_runs(tmp_path)).loc[0]
+    found = [row[name] for name in ("before", "after", "client_spread", "client_worst", "epsilon", "seconds_per_round")]
+    assert found == pytest.approx([0.45, 0.65, 0.3, 0.55, 4, 1])
 
 
 def test_quantiles_are_over_clients_and_their_mean_over_seeds(tmp_path):

@@ -27,9 +27,6 @@ def update(algorithm: Any, server: Any, client: Any, own: Any) -> Any:
     return algorithm.client_update(echo, algorithm.broadcast(server), client, [own])[:2]
 
 
-# ---------------------------------------------------------------- what is coded
-
-
 @every
 def test_an_accurate_codec_changes_little_in_any_algorithm(name):
     """Half precision of the changes, with error feedback."""
@@ -53,9 +50,6 @@ def test_the_models_vectors_are_coded_and_second_moments_are_not(name, expected)
     upload = uploads.upload_form(fx.with_compression(ALL[name](0.1), codecs.sign()), {"w": jnp.ones((8, 8))})
     leaves = {n: jax.tree.leaves(part, is_leaf=lambda a: isinstance(a, Coded)) for n, part in upload._asdict().items()}
     assert {n for n, arrays in leaves.items() if any(isinstance(a, Coded) for a in arrays)} == expected
-
-
-# ---------------------------------------------------------------- error feedback
 
 
 @pytest.mark.parametrize(
@@ -87,9 +81,6 @@ def test_an_upload_that_is_not_finite_leaves_the_residual_untouched():
     close(after, client, rtol=0, atol=0)
 
 
-# ---------------------------------------------------------------- random rounding
-
-
 def test_clients_and_rounds_are_rounded_independently():
     """Equal changes of clients whose keys differ: the mean's error falls as 1/√|S|."""
     algorithm = fx.with_compression(sender(), codecs.qsgd(2, 64))
@@ -110,9 +101,6 @@ def test_clients_and_rounds_are_rounded_independently():
     assert not any(np.array_equal(a, b) for a, b in zip(*errors))
     same = [decoded_uploads(algorithm.broadcast(algorithm.init(jnp.zeros(64))), keys[:1]) for _ in range(2)]
     np.testing.assert_array_equal(*same)
-
-
-# ---------------------------------------------------------------- what a node may send
 
 
 def test_places_outside_an_array_are_ignored():

@@ -94,9 +94,6 @@ def test_an_array_that_is_not_finite_decodes_to_one_that_is_not(codec, bad):
     assert not all(np.isfinite(np.asarray(part, np.float64)).all() for part in sent.parts.values())  # seen on the wire
 
 
-# ---------------------------------------------------------------- QSGD
-
-
 @pytest.mark.parametrize("norm", ["l2", "max"])
 def test_qsgd_against_numpy(norm):
     """Section 3.1 with the same uniform numbers: level l or l + 1 of s, for buckets of 5 of 13 numbers."""
@@ -136,9 +133,6 @@ def test_qsgd_is_unbiased_within_its_bound_on_the_variance(codec, size):
         bound = sum(d / (4 * s**2) * float(jnp.abs(row).max()) ** 2 for row in v.reshape(-1, d))
     assert total.mean() <= bound
     assert total.mean() > bound / 20  # it does round
-
-
-# ---------------------------------------------------------------- top-k and sign
 
 
 def test_topk_keeps_the_largest_and_nothing_else():

@@ -25,9 +25,6 @@ def silent(algorithm: FedAlgorithm, clip: float = 1.0, **options: Any) -> FedAlg
     return fx.with_privacy(algorithm, clip, 0.0, DELTA, **options)
 
 
-# ---------------------------------------------------------------- clipping
-
-
 @pytest.mark.parametrize("norm", [0.0, 2.0, 2.0000002, 1e18])
 def test_all_leaves_are_clipped_together(norm):
     own = {"u": leaf([0.6 * norm, 0.0]), "v": {"w": leaf([[0.0], [-0.8 * norm]])}}
@@ -78,9 +75,10 @@ def test_the_server_clips_what_a_client_did_not():
     message, lost = algorithm.broadcast(algorithm.init({"w": leaf([0.0, 0.0])})), [{"w": leaf([np.nan, 1.0])}]
     upload, _, loss = algorithm.client_update(lambda y, batch: (leaf(np.nan), batch), message, (), lost)
     assert loss == 0 == tree.norm(upload.change), "a client that diverges counts as 0"
-
-
-# ---------------------------------------------------------------- every algorithm
+    algorithm, params = silent(fx.scaffold(0.1)), {"w": leaf([0.0, 0.0])}
+    message, before = algorithm.broadcast(algorithm.init(params)), algorithm.init_client(params)
+    after = algorithm.client_update(lambda y, batch: (leaf(np.nan), batch), message, before, lost)[1]
+    close(after, before, rtol=0, atol=0)  # and starts from its state again
 
 
 REFUSED = {"local_adaalter": "^nonnegative"} | dict.fromkeys(("lookahead", "mime", "mime_adam"), "^algorithm")
@@ -115,9 +113,6 @@ def test_noise_makes_no_second_moment_negative(name):
         assert (values == 0).any()
 
 
-# ---------------------------------------------------------------- adaptive clips
-
-
 @pytest.mark.parametrize(("noise", "rel"), [(0.0, 0.03), pytest.param(1.0, 0.2, marks=pytest.mark.long)])
 def test_the_clip_converges_to_the_quantile_of_the_norms(noise, rel):
     """41 clients with norms 10^(i/20): the clip starts 1000 times too short and ends where γ of them are below it."""
@@ -140,6 +135,9 @@ def test_an_adaptive_round_by_hand():
     after, _, _ = a_round(algorithm, server, [{"w": leaf([a])} for a in (1.0, 2.0, -8.0)])
     assert float(algorithm.params(after)["w"][0]) == pytest.approx((1 + 2 - 2) / 3, rel=1e-5)
     assert float(after.clip) == pytest.approx(2 * np.exp(-0.2 * (2 / 3 - 0.5)), rel=1e-6)
+    again, _, _ = a_round(algorithm, after, [{"w": leaf([a])} for a in (1.0, 8.0, 8.0)])
+    moved = float((algorithm.params(again)["w"] - algorithm.params(after)["w"])[0])
+    assert moved == pytest.approx((1 + 2 * float(after.clip)) / 3, rel=1e-5)
 
 
 def test_update_and_count_share_the_budget_of_the_noise_multiplier():
@@ -166,9 +164,6 @@ def test_of_parameters_in_an_upload_the_change_is_clipped():
     arguments = private.broadcast(private.init(x)), private.init_client(x), [0]
     upload = private.client_update(lambda y, batch: (jnp.float32(0), jax.tree.map(jnp.zeros_like, y)), *arguments)[0]
     assert float(jnp.abs(upload.change.params["w"]).max()) == 0
-
-
-# ---------------------------------------------------------------- refusals
 
 
 def test_algorithms_that_cannot_be_private_are_refused_in_one_line():

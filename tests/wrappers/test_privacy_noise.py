@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 import fedoptax as fx
+from fedoptax.wrappers.uploads import split_key
 from sending import a_round, sender
 
 SHAPES = {"kernel": (100, 150), "bias": (5000,)}
@@ -72,5 +73,6 @@ def test_the_state_does_not_hold_the_key_of_past_noise():
     algorithm = fx.with_privacy(sender(), 1.0, 1.0, 1e-5)
     server = algorithm.init({"w": jnp.zeros(2)})
     later, _, _ = a_round(algorithm, server, [{"w": jnp.zeros(2)}])
-    assert not np.array_equal(server.key, later.key)
+    used = jax.random.key_data(split_key(server.key)[1])
+    assert not np.array_equal(server.key, later.key) and not np.array_equal(used, later.key)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(later)} == {"float32", "int32", "uint32"}

@@ -77,8 +77,6 @@ def open_examples(task: Task, plan: Plan, cohort_of: Callable[[int], np.ndarray]
         sizes = clients.sizes[cohort]
         offsets = np.cumsum(sizes) - sizes
         shares = np.asarray(assign(count_local_steps(sizes, plan.work)))
-        if shares.shape[1] < cohort_size:  # what fills up a device's share is trained too, and counts for nothing
-            shares = np.minimum(shares, cohort_size - 1)
 
         def rows_of(array: np.ndarray, device: int) -> np.ndarray:
             rows = np.zeros((room, *array.shape[1:]), array.dtype)

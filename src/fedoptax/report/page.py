@@ -149,7 +149,7 @@ def list_facts(groups: Sequence[Group]) -> list[tuple[str, str]]:
     for group in groups:
         sizes = (group.config.get("partition") or {}).get("sizes") or ()
         config = {**group.config, "clients": len(sizes) or group.config["task"].get("num_clients")}
-        config |= {"seeds": len(group.runs), "rounds": max(len(run.rows) for run in group.runs)}
+        config["seeds"] = len(group.runs)
         config["faults"] = describe_faults(group.config.get("faults") or {})
         configs.append(config | {"aggregate": group.config.get("aggregate") or "mean"})
     names = ("clients", "cohort_size", "rounds", "batch_size", "local_epochs", "local_steps", "weighting", "faults")

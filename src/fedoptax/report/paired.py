@@ -95,7 +95,8 @@ def _compare_with_best(rows: Sequence[dict[str, Any]]) -> None:
             continue
         sign = sign or (1 if rows[0]["higher_is_better"] else -1)
         common = set.intersection(*(set(row[values]) for row in ended))
-        means = [float(np.mean([row[values][seed] for seed in common or row[values]])) for row in ended]
+        seeds = [common if len(common) >= LEAST_PAIRS else row[values] for row in ended]
+        means = [float(np.mean([row[values][seed] for seed in own])) for row, own in zip(ended, seeds)]
         leader = ended[int(np.argmax(sign * np.array(means)))]
         for row in ended:
             paired = compare_seeds(*(leader[values], row[values])[::sign])

@@ -77,19 +77,23 @@ def load_report(path: str | Path, target: float | None = None, early: int | None
 
 def find_verdicts(table: pd.DataFrame) -> list[Verdict]:
     """Judge each task on which at least two groups completed; other groups are not ranked."""
-    ended = [row for row in table_rows(table) if row["complete"] and math.isfinite(row["final"])]
-    problems = dict.fromkeys(row["problem"] for row in ended)
-    rivals = [[row for row in ended if row["problem"] == problem] for problem in problems]
-    return [_judge(rows) for rows in rivals if len(rows) > 1]
+    verdicts = []
+    for _, of_one in table.groupby("problem", sort=False):
+        ended = [row for row in table_rows(of_one) if row["complete"] and math.isfinite(row["final"])]
+        unranked = [row["algorithm"] for row in table_rows(of_one) if not row["complete"] and row["counted"]]
+        verdicts += [_judge(ended, unranked)] if len(ended) > 1 else []
+    return verdicts
 
 
-def _judge(rows: Sequence[Row]) -> Verdict:
+def _judge(rows: Sequence[Row], unranked: Sequence[str]) -> Verdict:
     (leader,) = [row for row in rows if row["standing"]]
     name, metric = leader["algorithm"], metric_words(leader["metric"])
     text = f"{name} has the {leader['standing']} final {metric}, {format_spread(leader['final'], leader['final_std'])}"
     common = set.intersection(*(set(row["finals"]) for row in rows))
-    if common and any(row["finals"].keys() != common for row in rows):
+    if len(common) >= LEAST_PAIRS and any(row["finals"].keys() != common for row in rows):
         text += f", by the mean over the {format_count(len(common), 'seed')} in common"
+    if unranked:
+        text += f"; {join_words(unranked)}, of which not all seeds completed, cannot be ranked"
     if math.isfinite(leader["commonest"]):
         text += f", where the commonest class is {format_number(leader['commonest'])}"
     if any(math.isnan(row["final_std"]) for row in rows):

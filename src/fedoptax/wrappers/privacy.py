@@ -114,10 +114,11 @@ def with_privacy(
         return Message(algorithm.broadcast(server.inner), server.clip)
 
     def client_update(grad_fn: GradFn, message: Message, client: Tree, batches: Minibatches) -> ClientResult:
-        upload, client, loss = algorithm.client_update(grad_fn, message.inner, client, batches)
+        upload, new, loss = algorithm.client_update(grad_fn, message.inner, client, batches)
         _check_upload(upload, names, must_know_all=nonnegative is None)
         change, limit = uploads.change_of(message.inner, upload), message.added if is_adaptive else clip
         norm = tree.norm(change)
+        client = tree.select(jnp.isfinite(norm), new, client)
         below = (norm <= jnp.asarray(limit, norm.dtype)).astype(jnp.float32) if is_adaptive else ()
         return PrivateUpload(scale_into_ball(change, limit), below), client, jnp.where(jnp.isfinite(loss), loss, 0)
 

@@ -91,7 +91,7 @@ def upload_form(algorithm: FedAlgorithm, params: Tree, batch: Tree = ()) -> Tree
     return jax.eval_shape(run_round, params, batch)
 
 
-def clamp_moments(upload: Tree, nonnegative: Sequence[str] = SECOND_MOMENTS) -> Tree:
+def clamp_moments(upload: Tree, nonnegative: Sequence[str]) -> Tree:
     """The upload with 0 in place of negative numbers in the fields of the given names."""
     return tree_map_with_path(lambda path, a: jnp.maximum(a, 0) if is_nonnegative(path, nonnegative) else a, upload)
 

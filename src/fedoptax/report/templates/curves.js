@@ -7,7 +7,7 @@ const color = (name) => getComputedStyle(document.documentElement).getPropertyVa
 // Plotly reads some tags and entities in a text as markup: a name from a run must not be read so.
 const plain = (text) => text.replace(/[&<>]/g, (sign) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[sign]);
 
-const state = { metric: DATA.metrics[0], axis: DATA.axes[0], log: false, spread: true, seeds: false };
+const state = { metric: DATA.metrics[0], axis: DATA.axes[0], log: false, spread: DATA.groups.length <= 8, seeds: false };
 
 function band(curve, x, style) {
   const places = [...curve.mean.keys()];
@@ -29,15 +29,10 @@ function tracesOf(curve) {
     const line = { color: style, width: 1, dash: group.dash };
     for (const y of curve.seeds) traces.push({ x, y, mode: "lines", line, opacity: 0.45, hoverinfo: "skip" });
   }
-  const known = [...curve.mean.keys()].filter((i) => isNumber(curve.mean[i]) && isNumber(x[i]));
-  const every = Math.max(1, Math.floor(known.length / 8));
-  const marked = known.filter((_, place) => place % every === (3 * curve.group) % every); // not all at the same rounds
   traces.push({
-    x: marked.map((i) => x[i]), y: marked.map((i) => curve.mean[i]), mode: "markers", hoverinfo: "skip",
-    marker: { color: style, symbol: group.marker, size: 8, line: { color: color("paper"), width: 1 } },
-  }, {
-    x, y: curve.mean, customdata: curve.std, name: plain(group.label), mode: "lines", showlegend: true,
+    x, y: curve.mean, customdata: curve.std, name: plain(group.label), mode: "lines+markers", showlegend: true,
     line: { color: style, width: 2, dash: group.dash },
+    marker: { color: style, symbol: group.marker, size: 8, maxdisplayed: 8, line: { color: color("paper"), width: 1 } },
     hovertemplate: hasSpread ? "%{y:.4~g} ± %{customdata:.2~g}" : "%{y:.4~g}",
   });
   const end = curve.mean.findLastIndex(isNumber);
