@@ -166,7 +166,8 @@ def compare(
     p = paired.p_within_point if equivalence else paired.p_differs
     test = Test(one_label, other_label, measure, *paired[:4], p, equivalence)
     if any(map(math.isinf, ahead.values())):  # what never arrives is not ahead, however cheap its rounds are
-        test.p, test.decided = NAN, "undecided"
+        test.difference = test.low = test.high = test.p = NAN
+        test.decided = "undecided"
     elif not paired.pairs and (one != one_label) != (other != other_label):
         test.decided = "untested, against" if one != one_label else "untested, in line"
     return test
