@@ -7,7 +7,7 @@ const color = (name) => getComputedStyle(document.documentElement).getPropertyVa
 // Plotly reads some tags and entities in a text as markup: a name from a run must not be read so.
 const plain = (text) => text.replace(/[&<>]/g, (sign) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[sign]);
 
-const state = { metric: DATA.metrics[0], axis: DATA.axes[0], log: false, spread: DATA.groups.length <= 8, seeds: false };
+const state = { metric: DATA.metrics[0], axis: DATA.axes[0], log: false, spread: byId("spread")?.checked, seeds: false };
 
 function band(curve, x, style) {
   const places = [...curve.mean.keys()];
