@@ -11,7 +11,8 @@ import pytest
 
 import fedoptax as fx
 from fedoptax._files import read_arrays, read_json, write_json
-from fedoptax.experiments.tuning import AllDiverged, Execution, Rule, Search, SearchResult, Trial, rule_for, run_search
+from fedoptax.experiments import tuning
+from fedoptax.experiments.tuning import AllDiverged, Rule, Search, SearchResult, Trial, rule_for
 from fedoptax.storage import folder as storage
 from fedoptax.storage.history import read_lines
 from refusals import refused
@@ -63,7 +64,7 @@ def test_finished_points_are_not_run_again(tmp_path):
 
     spec = Search.read(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        run_search(TASK, spec, tmp_path / "broken", Execution(stop))
+        tuning.run_searches(TASK, {tmp_path / "broken": spec}, tmp_path / "broken", tuning.Execution(stop))
     before = (tmp_path / "broken" / "point-001" / "summary.json").stat().st_mtime_ns
     again = fx.tune(TASK, "fedadam", GRID, tmp_path / "broken", **SMALL)
     assert (tmp_path / "broken" / "point-001" / "summary.json").stat().st_mtime_ns == before

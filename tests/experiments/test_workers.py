@@ -26,7 +26,7 @@ from small import small_task
 
 TASK = fx.load_task("quadratic", num_clients=8)
 SMALL: dict[str, Any] = {"rounds": 3, "cohort_size": 3, "batch_size": 5}
-GRIDS = {"fedavg": {"client_lr": [1e-3, 0.03]}}
+GRIDS = {"fedavg": {"client_lr": [1e-3, 0.03]}, "scaffold": {"client_lr": [0.03]}}
 COMPARE = ["compare", "--task", "digits", "--model", "logistic", "--num-clients", "8", "--cohort-size", "3",
     "--algorithms", "fedavg", "--seeds", "4", "--rounds", "1200"]  # fmt: skip
 

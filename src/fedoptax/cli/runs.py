@@ -89,7 +89,8 @@ def resume(options: ResumeForm) -> None:
         elif is_search:
             search = tuning.Search.read(folder)
             search = replace(search, options=search.options | changes)
-            report_search(tuning.run_search(reload_task(search.task, data_dir), search, folder, how))
+            (found,) = tuning.run_searches(reload_task(search.task, data_dir), {folder: search}, folder, how)
+            report_search(found)
         elif not is_distributed() and "deployment" in _read_config(folder, changes):
             from fedoptax.cli.deploy import resume_deployment  # needs Flower
 

@@ -162,12 +162,17 @@ def run_comparison(task: Task, comparison: Comparison, out: Path, how: tuning.Ex
     values, names, diverged = dict(comparison.hyperparameters), list(comparison.algorithms), []
     options = comparison.options | ({"trackers": how.trackers} if how.trackers else {})
     with tuning.opened(out, FILE, comparison, how.overwrite):
-        for name, outcome in _run_searches(task, comparison, out, how).items():
-            if isinstance(outcome, str):
-                diverged.append(outcome)
+        searches = {
+            out / "tuning" / name.replace(":", "."): replace(search, options=comparison.options)
+            for name, search in comparison.tunings.items()
+        }
+        for found in tuning.run_searches(task, searches, out, how) if searches else ():
+            name = found.search.algorithm
+            try:
+                values[name] = found.hyperparameters
+            except tuning.AllDiverged as error:
+                diverged.append(str(error))
                 names.remove(name)
-            else:
-                values[name] = outcome
         comparison = replace(comparison, hyperparameters=values)
         write_record(out / FILE, comparison)
         rounds = int(options["rounds"])
@@ -182,24 +187,6 @@ def run_comparison(task: Task, comparison: Comparison, out: Path, how: tuning.Ex
             summaries = run_jobs(task, makers, jobs, out, update, how.executor)
         diverged += [summary["message"] for summary in summaries if summary["status"] == "diverged"]
     return Compared(replace(comparison, algorithms=names), out, diverged)
-
-
-def _run_searches(task: Task, comparison: Comparison, out: Path, how: tuning.Execution) -> dict[str, Any]:
-    """Return by algorithm the hyper-parameters, or the reason why its search failed."""
-    jobs: list[Job] = []
-    count = len(comparison.tunings)
-    for name, search in comparison.tunings.items():
-        arguments = replace(search, options=comparison.options), out / "tuning" / name.replace(":", "."), how.trackers
-        jobs.append(Job(_search_one, arguments, search.size * search.rounds, f"search for {name}", len(jobs), count))
-    with bar("searches", sum(job.rounds for job in jobs), enabled=how.progress) as update:
-        return dict(zip(comparison.tunings, run_jobs(task, None, jobs, out, update, how.executor)))
-
-
-def _search_one(task: Task, shared: Any, search: tuning.Search, out: Path, trackers: Any, progress: Any) -> Any:
-    try:
-        return tuning.run_search(task, search, out, tuning.Execution(progress, trackers)).hyperparameters
-    except tuning.AllDiverged as error:
-        return str(error)
 
 
 def _check(task: Task, comparison: Comparison) -> None:

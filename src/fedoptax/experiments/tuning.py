@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -230,7 +230,8 @@ def tune(
     if (folder / FILE).is_file() and not overwrite:
         stored = Search.read(folder)
         check_same(folder / FILE, stored, replace(spec, command=stored.command), "search")
-    result = run_search(task, spec, folder, Execution(progress, options.get("trackers"), overwrite, executor))
+    how = Execution(progress, options.get("trackers"), overwrite, executor)
+    (result,) = run_searches(task, {folder: spec}, folder, how)
     _ = result.best  # of which there may be none
     return result
 
@@ -244,26 +245,44 @@ class Execution(NamedTuple):
     executor: Any = None
 
 
-def run_search(task: Task, search: Search, out: Path, how: Execution) -> SearchResult:
-    """Run the points that are not yet done in `out`, in folders `point-001`, …; see `tune`."""
-    check_search(task, search)
-    makers, rounds = {search.algorithm: PointMaker(search.algorithm, search.fixed, search.options)}, search.rounds
+def run_searches(task: Task, searches: Mapping[Path, Search], folder: Path, how: Execution) -> list[SearchResult]:
+    """Run the points that are not yet done of searches by their folders, in `point-001`, … there; see `tune`.
+
+    They have equal options, and workers share the points of all. `folder` is theirs or the one above them.
+    """
+    trials: dict[Path, list[Trial]] = {out: [] for out in searches}
+    makers, first = dict[str, PointMaker](), next(iter(searches.values()))
+    title = first.algorithm if len(searches) == 1 else "searches"
+    count, rounds = sum(search.size for search in searches.values()), first.rounds
+    with ExitStack() as stack:
+        for out, search in searches.items():
+            check_search(task, search)
+            makers[search.algorithm] = PointMaker(search.algorithm, search.fixed, search.options)
+            stack.enter_context(opened(out, FILE, search, how.overwrite))
+        update = stack.enter_context(bar(title, count * rounds, enabled=how.progress, each=rounds))
+        while (done := sum(map(len, trials.values()))) < count:
+            following = [one for out in searches for one in _next_runs(searches[out], trials[out], out, how)]
+            jobs = [
+                Job(run_point, arguments, rounds, note, place, count)
+                for place, (note, arguments) in enumerate(following, done)
+            ]
+            summaries = run_jobs(task, makers, jobs, folder, update, how.executor)
+            for (_, (_, values, place, _)), summary in zip(following, summaries):
+                score = searches[place.parent].rule.score(read_rows(place, summary["rounds_done"]), summary["status"])
+                trials[place.parent].append(Trial(values, score, summary["status"], place))
+    return [SearchResult(search, trials[out], out) for out, search in searches.items()]
+
+
+def _next_runs(search: Search, trials: Sequence[Trial], out: Path, how: Execution) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return the next runs of a search: a note for the progress bar, and the arguments of `run_point`."""
+    best = search.rule.best(trials)
+    note = search.algorithm + ("" if best is None else f", best {search.rule.metric} so far {best.score:.4g}")
     options = search.options | {"seed": search.seed} | ({"trackers": how.trackers} if how.trackers else {})
-    trials: list[Trial] = []
-    shown = bar(search.algorithm, search.size * rounds, enabled=how.progress, each=rounds)
-    with opened(out, FILE, search, how.overwrite), shown as update:
-        while len(trials) < search.size:
-            best = search.rule.best(trials)
-            note = "" if best is None else f"best {search.rule.metric} so far {best.score:.4g}"
-            following = _next_points(search, trials, 1 if how.executor is None else search.size)
-            places = {out / f"point-{number:03d}": values for number, values in enumerate(following, len(trials) + 1)}
-            arguments = [(search.algorithm, values, place, options) for place, values in places.items()]
-            jobs = [Job(run_point, one, rounds, note, i, search.size) for i, one in enumerate(arguments, len(trials))]
-            summaries = run_jobs(task, makers, jobs, out, update, how.executor)
-            for (place, values), summary in zip(places.items(), summaries):
-                score = search.rule.score(read_rows(place, summary["rounds_done"]), summary["status"])
-                trials.append(Trial(values, score, summary["status"], place))
-    return SearchResult(search, trials, out)
+    following = _next_points(search, trials, 1 if how.executor is None else search.size)
+    return [
+        (note, (search.algorithm, values, out / f"point-{number:03d}", options))
+        for number, values in enumerate(following, len(trials) + 1)
+    ]
 
 
 def run_point(
@@ -367,6 +386,8 @@ class PointMaker:
 
 def _next_points(search: Search, trials: Sequence[Trial], most: int) -> list[dict[str, Any]]:
     """Return the next points, at most so many: a function of the earlier ones, so an interrupted search goes on."""
+    if len(trials) == search.size:
+        return []
     if search.search != "optuna" and (rest := points(search.grid)[len(trials) :]):
         return rest[:most]
     known = [(trial.values, trial.score) for trial in trials]
