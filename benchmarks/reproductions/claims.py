@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
+from fedoptax.report.paired import compare_seeds
 from histories import Step
 from measures import NAN, Measure, Table, Test, compare, correct_family, measure_of, rank
 
@@ -58,7 +60,12 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
         step = steps[options["step"]]
         measure = measure_of(step, options) if step.runs else _NOTHING
         words = measure.words(step.any_run) if step.runs else f"{step.rule().metric.replace('_', ' ')} of the search"
-        claims.append(Claim(options["says"], about["title"], paper, words, _make_tests(options, step, steps, measure)))
+        again = {
+            name: [steps[one["name"]] for one in recipe["steps"] if one.get("repeats") == name and one["name"] in steps]
+            for name in steps
+        }
+        tests = _make_tests(options, step, steps, measure, again)
+        claims.append(Claim(options["says"], about["title"], paper, words, tests))
     for equivalence in (False, True):
         correct_family([test for claim in claims for test in claim.tests if test.equivalence == equivalence])
     return claims
@@ -68,12 +75,24 @@ _NOTHING = Measure("", True)
 OURS = "Ours: "  # how a claim begins that the page's source does not make
 
 
-def _make_tests(options: Mapping[str, Any], step: Step, steps: Mapping[str, Step], measure: Measure) -> list[Test]:
+def _make_tests(
+    options: Mapping[str, Any], step: Step, steps: Mapping[str, Step], measure: Measure,
+    again: Mapping[str, Sequence[Step]],
+) -> list[Test]:  # fmt: skip
     other = steps[options.get("other_step", step.name)]
     if "near" in options:
-        ours, others = (count_near(one, options["near"], options.get("per")) for one in (step, other))
-        label, other_label = (f"{n} points of {one.name}" for n, one in ((ours, step), (others, other)))
-        return [Test(label, other_label, Measure("points", True), 1, ours - others, NAN, NAN, NAN)]
+        ours, others = (
+            {
+                of_seed.seed: count_near(of_seed, options["near"], options.get("per"))
+                for of_seed in (one, *again[one.name])
+            }
+            for one in (step, other)
+        )
+        label, other_label = (
+            f"{fmean(counts.values()):.3g} points of {one.name}" for counts, one in ((ours, step), (others, other))
+        )
+        paired = compare_seeds(ours, others)
+        return [Test(label, other_label, Measure("points", True), *paired[:4], paired.p_differs)]
     if "below" in options:
         return [compare(a, b, step, measure, other_step=other) for a in options["above"] for b in options["below"]]
     if other is not step:  # each beside itself
@@ -89,13 +108,17 @@ def _make_tests(options: Mapping[str, Any], step: Step, steps: Mapping[str, Step
         start = replace(measure, rounds=(0, 0))
         tests = [compare(name, name, step, measure, other_measure=start) for name in options["gain"]]
         return [replace(test, other="its start") for test in tests]
-    scores = step.scores()
     if "point" in options:
         point = options["point"]
-        score = next(score for values, score in scores if values | point == values)
+        found = {one.seed: one.scores() for one in (step, *again[step.name])}
+        its = {
+            seed: next(score for values, score in scores if values | point == values) for seed, scores in found.items()
+        }
+        paired = compare_seeds(its, {seed: scores[0][1] for seed, scores in found.items()})
         share = Measure(step.rule().metric, step.rule().higher_is_better)
         label = ", ".join(f"{name} {value}" for name, value in point.items())
-        return [Test(label, "the best", share, 1, score - scores[0][1], NAN, NAN, NAN, equivalence=True)]
+        return [Test(label, "the best", share, *paired[:4], paired.p_within_point, equivalence=True)]
+    scores = step.scores()
     least = options["every"] == "at least"
     met = [score >= options["value"] if least else score <= options["value"] for _, score in scores]
     test = Test(

@@ -154,6 +154,11 @@ class Step:
         """The number of runs."""
         return len(self.points) + sum(map(len, self.runs.values()))
 
+    @property
+    def seed(self) -> int:
+        """The seed of the search."""
+        return int(next(iter(self.about["searches"].values()))["seed"])
+
     def rule(self) -> Rule:
         """How the points of the search are ranked."""
         return Rule(**next(iter(self.about["searches"].values()))["rule"])

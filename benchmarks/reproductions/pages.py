@@ -42,8 +42,14 @@ def names() -> list[str]:
 
 
 def read(name: str) -> dict[str, Any]:
-    """Read a recipe."""
-    return tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
+    """Read a recipe; a search with `seeds` is followed by its repetitions with each of them, which `repeats` it."""
+    recipe = tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
+    for step in [step for step in recipe["steps"] if "seeds" in step]:
+        for seed in step.pop("seeds"):
+            commands = {kind: f"{step[kind]} --seed {seed}" for kind in ("full", "reduced") if kind in step}
+            again = {"name": f"{step['name']}-seed-{seed}", "repeats": step["name"], "figures": []}
+            recipe["steps"].append(step | again | commands)
+    return recipe
 
 
 def measured(recipe: Mapping[str, Any]) -> str:
@@ -86,6 +92,12 @@ class Recipe:
         """One word, from the claims; of a measurement that is ours nothing is reproduced."""
         word = claims.verdict(self.claims)
         return "confirmed" if word == "reproduced" and self.text.get("ours") else word
+
+    def repetitions(self, step: str) -> list[Step]:
+        """The repetitions of a search with other seeds that were run."""
+        return [
+            self.steps[s["name"]] for s in self.text["steps"] if s.get("repeats") == step and s["name"] in self.steps
+        ]
 
     def figures(self, step: str) -> list[str]:
         """The figures of a step, beside the page."""

@@ -117,16 +117,21 @@ def test_a_method_is_held_against_itself_in_another_step_by_a_cost():
 def test_a_search_has_more_points_near_its_best_than_another():
     rule = {"metric": "test_accuracy", "last": 1, "higher_is_better": True}
     steps = {}
-    for name, values in (("step", [0.9, 0.895, 0.7]), ("c", [0.95, 0.9, 0.1])):
+    searches = [("step", 0, [0.9, 0.895, 0.7]), ("c", 0, [0.95, 0.9, 0.1])]
+    searches += [(f"{name}-seed-{k}", k, values) for name, _, values in searches for k in (1, 2)]
+    for name, seed, values in searches:
         made = make_step({name: [[0, 0, value] for value in values]})
         points = {f"point-{i}": run for i, run in made.runs[name].items()}
         for run in points.values():
             run.config["algorithm"] = {"hyperparameters": {"lr": 1}}
-        steps[name] = Step(name, {"searches": {name: {"rule": rule, "grid": {"lr": [1]}}}}, {}, points)
+        steps[name] = Step(name, {"searches": {name: {"seed": seed, "rule": rule, "grid": {"lr": [1]}}}}, {}, points)
     claim = {"says": "", "step": "step", "other_step": "c", "near": 0.01}
     recipe = {"settings": {"paper": "ours"}, "steps": [{"name": "step", "title": "A step"}], "claims": [claim]}
     (test,) = claims.make_claims(recipe, steps, {})[0].tests
     assert (test.one, test.other, test.outcome) == ("2 points of step", "1 points of c", "untested, in line")
+    recipe["steps"] += [{"name": f"{name}-seed-{k}", "repeats": name} for name in ("step", "c") for k in (1, 2)]
+    (test,) = claims.make_claims(recipe, steps, {})[0].tests
+    assert (test.pairs, test.difference, test.p, test.outcome) == (3, 1, 0.25, "undecided")  # by a sign test
 
 
 def test_histories_keep_every_value_and_replace_a_step(tmp_path):
