@@ -133,10 +133,10 @@ class NetworkRounds(Rounds):
         self, deployment: Deployment, task: Task, network: Network, folder: Path, identity: Mapping[str, Any], log: Log
     ) -> None:
         self._deployment, self.task, self._network, self._log = deployment, task, network, log
-        self._algorithm, self._folder = deployment.build_algorithm(), folder
-        self.has_one_model = self._algorithm.client_params is None
+        self.algorithm, self._folder = deployment.build_algorithm(), folder
+        self.has_one_model = self.algorithm.client_params is None
         self._identity = {name: identity[name] for name in ("experiment", "session", "prepared") if name in identity}
-        self.plan = make_plan(deployment.run_options, task, self._algorithm, deployment.algorithm)
+        self.plan = make_plan(deployment.run_options, task, self.algorithm, deployment.algorithm)
         self._limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
         self._bound = UploadBound(deployment.upload_bound, self.plan.work)
         needed, minimum = self._limits.needed(self.plan.cohort_size), self.plan.aggregate.min_uploads
@@ -144,9 +144,9 @@ class NetworkRounds(Rounds):
             raise UsageError(f"quorum must leave {self.plan.aggregate} at least {minimum} uploads, got {needed}")
         # Here nothing is trained, and the task's loss is perhaps not the one that clients take.
         untrained = replace(task, loss=lambda params, batch, key: jnp.zeros(()))
-        self.program = program(without_held_out(untrained), Fixed(self._algorithm), self.plan)
+        self.program = program(without_held_out(untrained), Fixed(self.algorithm), self.plan)
         params, batch = jax.eval_shape(task.init, jax.random.key(0)), minibatch_form(task, self.plan.work.batch_size)
-        self._upload = upload_form(self._algorithm, params, batch)
+        self._upload = upload_form(self.algorithm, params, batch)
         largest = 0 if deployment.task["name"] == TABLE else int(task.weights.max())
         self._most = deployment.max_examples or largest or MOST_EXAMPLES
         self._key = jax.random.key(deployment.seed)
@@ -196,7 +196,7 @@ class NetworkRounds(Rounds):
         }
         if self._workers is not None:
             row["staleness"] = float(np.mean([reply.staleness for reply in report.replies.values()]))
-        if (epsilon := self._algorithm.epsilon) is not None:
+        if (epsilon := self.algorithm.epsilon) is not None:
             spent = epsilon(done + 1, self.plan.cohort_size, self.task.clients.num_clients)
             row["epsilon"] = finite_or_none(float(spent))
         accepted = np.array(self._accepted)
@@ -214,10 +214,6 @@ class NetworkRounds(Rounds):
     def saved(self) -> None:
         """Record the states that the clients must keep for the new checkpoint."""
         self._checkpoints.append(self._accepted)
-
-    def params(self) -> Tree:
-        """Return the parameters of the server's state."""
-        return self._algorithm.params(self.server)
 
     def notes(self, done: int) -> dict[str, Any]:
         """Return who was left out, see `list_left_out`."""
@@ -252,9 +248,9 @@ class NetworkRounds(Rounds):
         sampled = sample_cohort(self._key, done // self.plan.exchanges, num_clients, self.plan.cohort_size)
         cohort, is_last = [int(i) for i in sampled], self._evaluation is None and not isinstance(coding, SecureMean)
         order = self._order(done, self._accepted, is_last)
-        message = jax.device_get(self._algorithm.broadcast(self.server))
+        message = jax.device_get(self.algorithm.broadcast(self.server))
         if not isinstance(coding, SecureMean):
-            check = partial(check_reply, upload=self._upload, max_examples=self._most, decode=self._algorithm.decode)
+            check = partial(check_reply, upload=self._upload, max_examples=self._most, decode=self.algorithm.decode)
             if workers is not None:
                 workers.rng = random.Random(f"{self._deployment.seed} {done}")
             self._network.begin(pack(message), order, at_work=workers.at_work if workers else ())
@@ -266,13 +262,13 @@ class NetworkRounds(Rounds):
             report.replies = {i: reply._replace(staleness=done - int(self._sent[i])) for i, reply in replies}
             return cohort if workers is None else sorted(involved), report
         minimum = threshold(len(cohort), self._limits)
-        upload = jax.eval_shape(partial(decoded, self._algorithm), self._upload)
+        upload = jax.eval_shape(partial(decoded, self.algorithm), self._upload)
         form = Sent(upload, jax.ShapeDtypeStruct((), jnp.result_type(float)))
         size = sum(leaf.size for leaf in jax.tree.leaves(form))
         asking = self._network, self._limits, self._log, sleep, order, minimum, self._most, self._offered
         report, total, weight = SecureSum(*asking).collect(cohort, message, size, self.plan.weighting)
         report.mean = mean = decode_mean(coding, form, len(report.replies), total, weight)
-        size, most = norm(mean.upload), norm(decoded(self._algorithm, mean.upload))
+        size, most = norm(mean.upload), norm(decoded(self.algorithm, mean.upload))
         if size > 1.001 * most:  # privacy's clip, up to rounding
             raise NoQuorum(f"{FALSE_SUM} (norm {size:.3g} instead of at most {most:.3g})")
         if self._bound.norm and (reason := self._bound.refuse(mean, size)):
@@ -295,7 +291,7 @@ class NetworkRounds(Rounds):
         """Return the nodes' metrics of a state's model, and who took part; nothing where nodes do not evaluate."""
         if self._evaluation is None:
             return {}, RoundReport()
-        params, order = self._algorithm.params(server), self._order(done, accepted, True)
+        params, order = self.algorithm.params(server), self._order(done, accepted, True)
         sleep = self._report.during(done + 1, "being evaluated", sleep)
         return self._evaluation.measure(done + 1, params, self._network, order, self._limits, self._log, sleep)
 
@@ -303,7 +299,7 @@ class NetworkRounds(Rounds):
         """Return the result of the replies; if it is invalid because of one reply, leave that reply out."""
         if report.mean is not None:
             cohort = Cohort(len(report.replies), self.task.clients.num_clients)
-            return self._judge(*advance(self._algorithm, self.server, report.mean.upload, report.mean.loss, cohort))
+            return self._judge(*advance(self.algorithm, self.server, report.mean.upload, report.mean.loss, cohort))
         update = self._update(report.replies)
         if update.fault is None:
             return update
@@ -321,7 +317,7 @@ class NetworkRounds(Rounds):
 
     def _update(self, replies: Mapping[int, Reply]) -> RoundUpdate:
         return self._judge(*next_state(
-            self._algorithm, self.server, list(replies.values()), self.plan.weighting,
+            self.algorithm, self.server, list(replies.values()), self.plan.weighting,
             self.task.clients.num_clients, self.plan.aggregate, self._deployment.staleness_exponent,
         ))  # fmt: skip
 
@@ -340,7 +336,7 @@ class NetworkRounds(Rounds):
 
     def _measure(self, server: Tree) -> dict[str, float]:
         data = evaluation_data(self.task)
-        metrics = self._evaluate(self._algorithm.params(server), data) if data else {}
+        metrics = self._evaluate(self.algorithm.params(server), data) if data else {}
         return {name: float(value) for name, value in sorted(metrics.items()) if Column.parse(name)}
 
     def _write(self, round: int, cohort: list[int], report: RoundReport, evaluation: RoundReport) -> None:
@@ -365,7 +361,7 @@ class EvaluationOnly(NetworkRounds):
     def __init__(self, deployment: Deployment, task: Task, *rest: Any) -> None:
         super().__init__(deployment, task, *rest)
         params = read_params("evaluate", deployment.evaluate, jax.eval_shape(task.init, jax.random.key(0)))
-        self.server = self._algorithm.init(jax.tree.map(jnp.asarray, params))
+        self.server = self.algorithm.init(jax.tree.map(jnp.asarray, params))
 
     def _do_round(self, done: int, sleep: Sleep) -> RoundsResult:
         begun = time.perf_counter()

@@ -55,9 +55,9 @@ class OwnModels(Simulation):
             states = to_first_device(self.clients.tree) if self._plan.mesh > 1 else self.clients.tree
         else:
             states = self.clients.of(np.arange(self._whole.num_clients))
-        if (client_params := self._algorithm.client_params) is not None:
+        if (client_params := self.algorithm.client_params) is not None:
             server = to_first_device(self.server) if self._plan.mesh > 1 else self.server
-            states = jax.vmap(client_params, (None, 0))(self._algorithm.params(server), states)
+            states = jax.vmap(client_params, (None, 0))(self.algorithm.params(server), states)
         return jax.tree.map(lambda a: a[0], states) if self.has_one_model else states
 
     def _measure_clients(self, params: Tree) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedoptax import tree
 from fedoptax._files import finite_or_none
-from fedoptax.algorithm import Tree
+from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.distributed import gather_from_all
 from fedoptax.engine import evaluation
 from fedoptax.engine.batches import count_local_steps
@@ -46,6 +46,7 @@ class Rounds(Protocol):
     """The rounds of a run: a simulation's program, or a deployment's network."""
 
     task: Task
+    algorithm: FedAlgorithm
     server: Tree  # the server's state after the last completed round, as checkpoints keep it
     clients: ClientStates  # all clients' states then
     compile_seconds: float  # spent on compiling for this run so far; 0 where another run had done it
@@ -60,6 +61,7 @@ class Rounds(Protocol):
 
     def params(self) -> Tree:
         """Return the parameters after the last completed round."""
+        return self.algorithm.params(self.server)
 
     def finish(self) -> Tree:
         """Return the final parameters."""
@@ -84,9 +86,9 @@ class Simulation(Rounds):
     def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
         self.task = self._whole = task  # the latter with all held-out examples
         self._options, self._plan = options, plan
-        self._algorithm, self._faults = point.algorithm, as_faults(options.faults)
+        self.algorithm, self._faults = point.algorithm, as_faults(options.faults)
         if options.engine == "eager":
-            self.program, self._values = eager_program(task, self._algorithm, plan), {}
+            self.program, self._values = eager_program(task, self.algorithm, plan), {}
         else:
             self.program, self._values = program(task, point.make, plan, tuple(point.values)), point.arguments
         self._key, self._length = jax.random.key(options.seed), 1
@@ -104,7 +106,7 @@ class Simulation(Rounds):
         else:
             work = options.asynchronous, options.rounds, options.seed, options.staleness_exponent
             self._schedule = make_schedule(self._seconds, plan.cohort_size, *work)
-            self.clients = OnDevice(self._algorithm.broadcast(self.server), options.asynchronous)
+            self.clients = OnDevice(self.algorithm.broadcast(self.server), options.asynchronous)
 
     def advance(self, done: int) -> RoundsResult:
         """Do about `CALL_SECONDS` of rounds."""
@@ -138,10 +140,6 @@ class Simulation(Rounds):
             self._length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6))))
         return RoundsResult(rows)
 
-    def params(self) -> Tree:
-        """Return the parameters of the server's state."""
-        return self._algorithm.params(self.server)
-
     def finish(self) -> Tree:
         """Return the final parameters; the states of a mesh come to one device."""
         if self._plan.mesh > 1:
@@ -165,7 +163,7 @@ class Simulation(Rounds):
         notes: dict[str, Any] = {}
         is_wanted = self._whole.is_pretrained if self._options.evaluate_start is None else self._options.evaluate_start
         if is_wanted and (data := evaluation.evaluation_data(self._whole)):
-            start = self._algorithm.params(self.program.start(self._values, self._key)[0])
+            start = self.algorithm.params(self.program.start(self._values, self._key)[0])
             values = jit(self._whole, partial(evaluation.evaluate, self._whole))(start, data)
             measured = {name: value for name, value in values.items() if name != evaluation.WORST}
             notes["initial"] = {name: finite_or_none(float(value)) for name, value in measured.items()}
@@ -209,8 +207,8 @@ class Simulation(Rounds):
             row["staleness"] = float(self._schedule.staleness[round - 1].mean())
         elif self._seconds.size:
             row["virtual_seconds"] = float(self._seconds[self._sample_cohort(round - 1)].max())
-        if self._algorithm.epsilon is not None:  # of those who hold the data, which a task's `devices` share
-            epsilon = self._algorithm.epsilon(round, cohort_size, self.task.clients.num_clients)
+        if self.algorithm.epsilon is not None:  # of those who hold the data, which a task's `devices` share
+            epsilon = self.algorithm.epsilon(round, cohort_size, self.task.clients.num_clients)
             row["epsilon"] = finite_or_none(float(epsilon))
         row["bytes_down"], row["bytes_up"] = cohort_size * self.program.bytes_down, answers * self.program.bytes_up
         return self._with_name(row | {"seconds": seconds})
