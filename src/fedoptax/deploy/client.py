@@ -42,23 +42,14 @@ INITIAL = -1
 
 
 class Order(NamedTuple):
-    """The server's order to a client, apart from the message itself.
+    """The server's order to a client, apart from the message itself."""
 
-    Attributes:
-      experiment: the run's id, 32 hexadecimal digits.
-      round: the round, from 0.
-      base: the round whose reply of this client the server used last; `INITIAL` if none.
-      checkpoints: what `base` may be after the server is restored from one of its checkpoints.
-      session: grows with each start of the server, also one from an earlier checkpoint.
-      number: grows with each message of a session.
-    """
-
-    experiment: str
-    round: int
-    base: int
-    checkpoints: tuple[int, ...] = ()
-    session: int = 0
-    number: int = 0
+    experiment: str  # the run's id, 32 hexadecimal digits
+    round: int  # from 0
+    base: int  # the round whose reply of this client the server used last; `INITIAL` if none
+    checkpoints: tuple[int, ...] = ()  # what `base` may be after the server is restored from one of its checkpoints
+    session: int = 0  # grows with each start of the server, also one from an earlier checkpoint
+    number: int = 0  # grows with each message of a session
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Order:

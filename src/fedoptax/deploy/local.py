@@ -36,29 +36,17 @@ Process = subprocess.Popen[bytes]
 
 @dataclass
 class LocalFederation:
-    """A federation on this machine, which runs within the context; leaving it ends all its processes.
+    """A federation on this machine, which runs within the context; leaving it ends all its processes."""
 
-    Attributes:
-      work: its folder, with `app` and `keys` in it.
-      num_nodes: SuperNodes, one per client.
-      port: of the SuperLink; 0 takes a free one.
-      node_port: of the first SuperNode, the next has the next; 0 takes free ones.
-      time_limit: seconds after which a run is stopped.
-      start_timeout: seconds that a process may take to start.
-      data_dir: where the data sets are, or None.
-      data_files: the table of each node, if nodes have one.
-      nodes: the SuperNodes' processes, by partition.
-    """
-
-    work: Path
-    num_nodes: int
-    port: int = 0
-    node_port: int = 0
-    time_limit: float = 86400.0
-    start_timeout: float = 120.0
-    data_dir: Path | None = None
-    data_files: Sequence[Path] = ()
-    nodes: dict[int, Process] = field(default_factory=dict, init=False)
+    work: Path  # its folder, with `app` and `keys` in it
+    num_nodes: int  # SuperNodes, one per client
+    port: int = 0  # of the SuperLink; 0 takes a free one
+    node_port: int = 0  # of the first SuperNode, the next has the next; 0 takes free ones
+    time_limit: float = 86400.0  # seconds after which a run is stopped
+    start_timeout: float = 120.0  # seconds that a process may take to start
+    data_dir: Path | None = None  # where the data sets are
+    data_files: Sequence[Path] = ()  # the table of each node, if nodes have one
+    nodes: dict[int, Process] = field(default_factory=dict, init=False)  # the SuperNodes', by partition
 
     def __post_init__(self) -> None:
         check_int("nodes", self.num_nodes)

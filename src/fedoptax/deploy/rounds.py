@@ -77,21 +77,15 @@ class Limits:
 class RoundReport:
     """What happened in a round, by partition.
 
-    Attributes:
-      replies: the valid replies, in the cohort's order.
-      faults: why somebody was left out, in order of time, as (partition, node, reason).
-      sent: requests sent.
-      lost: who had lost its state.
-      seconds: of each phase: waiting, training (that of the last node that answered), sending, evaluating.
-      mean: under secure aggregation the mean upload and loss, as of one reply; the replies then have neither.
+    The phases in `seconds` are waiting, training (that of the last node that answered), sending and evaluating.
     """
 
-    replies: dict[int, Reply] = field(default_factory=dict)
-    faults: list[tuple[int, str, str]] = field(default_factory=list)
-    sent: int = 0
-    lost: list[int] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    mean: Reply | None = None
+    replies: dict[int, Reply] = field(default_factory=dict)  # the valid ones, in the cohort's order
+    faults: list[tuple[int, str, str]] = field(default_factory=list)  # left out: (partition, node, reason), by time
+    sent: int = 0  # requests
+    lost: list[int] = field(default_factory=list)  # who had lost its state
+    seconds: dict[str, float] = field(default_factory=dict)  # of each phase
+    mean: Reply | None = None  # under secure aggregation, of upload and loss; the replies then have neither
 
     def leave_out(self, partition: int, names: Mapping[int, str], reason: str, log: Log) -> None:
         """Leave out a member of the cohort, and its reply if any."""
@@ -102,21 +96,13 @@ class RoundReport:
 
 @dataclass
 class Workers:
-    """The clients of a run and their work in each round.
+    """The clients of a run and their work in each round."""
 
-    Attributes:
-      concurrency: how many work at any time, at most.
-      buffer: how many replies end a round.
-      at_work: who works, and since when.
-      inbox: replies beyond those of the last round.
-      rng: draws who works next.
-    """
-
-    concurrency: int
-    buffer: int
-    at_work: dict[int, float] = field(default_factory=dict)
-    inbox: list[Arrived] = field(default_factory=list)
-    rng: random.Random = field(default_factory=random.Random)
+    concurrency: int  # how many work at any time, at most
+    buffer: int  # how many replies end a round
+    at_work: dict[int, float] = field(default_factory=dict)  # who works, and since when
+    inbox: list[Arrived] = field(default_factory=list)  # replies beyond those of the last round
+    rng: random.Random = field(default_factory=random.Random)  # draws who works next
 
 
 def gather(

@@ -76,16 +76,11 @@ class UploadBound:
     A norm may be `factor` times the largest median norm of a round so far, so that a client with few or hard examples
     is no outlier among others that have converged; or `factor` times its steps times the largest median norm per step,
     as more steps go further. Medians are the lower ones, so that of two the larger is refused, and at least 1. A loss,
-    which changes no model, may be 100 times as large.
-
-    Attributes:
-      factor: 0 allows everything.
-      work: the local work, which tells the steps of a client; None where only clients know: as many as examples.
-      norm, rate, loss: the largest medians so far, 0 before the first round.
+    which changes no model, may be 100 times as large. `norm`, `rate` and `loss` are the largest medians so far.
     """
 
-    factor: float
-    work: LocalWork | None
+    factor: float  # 0 allows everything
+    work: LocalWork | None  # tells the steps of a client; None where only clients know: as many as examples
     norm: float = 0.0
     rate: float = 0.0
     loss: float = 0.0
