@@ -53,11 +53,9 @@ class Order(NamedTuple):
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Order:
-        """Return the order in a message.
+        """Return the order in a message; a `UsageError` if a value is missing or out of range.
 
-        Raises:
-          WireError: the experiment, which names a folder, is not an id, or `checkpoints` is not a list.
-          UsageError: another value is missing or out of range.
+        If the experiment, which names a folder, is not an id, or `checkpoints` not a list, it is a `WireError`.
         """
         experiment, checkpoints = values.get("experiment"), values.get("checkpoints")
         if not isinstance(experiment, str) or not re.fullmatch("[0-9a-f]{32}", experiment):
@@ -165,15 +163,9 @@ class NodeClient:
         return state, False
 
     def train(self, message: Tree, state: Tree, round: int) -> tuple[Tree, Tree, float, int]:
-        """Do the local work of a round; a subclass may do it in another way.
+        """Do the local work of a round on the algorithm's broadcast; a subclass may do it in another way.
 
-        Args:
-          message: the algorithm's broadcast.
-          state: the client's, of the round `base`.
-          round: the round's number.
-
-        Returns:
-          The upload, the state to keep, the mean training loss, and the weight in a mean by examples.
+        Return the upload, the state to keep, the mean training loss, and the weight in a mean by examples.
         """
         examples = self.examples()
         update = client_update(self.task, self.algorithm, self.work, len(next(iter(examples.values()))))

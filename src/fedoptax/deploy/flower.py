@@ -134,9 +134,6 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
 
     A node's config has `partition-id`, and may have `state-dir` (a folder for the client's state; default
     `fedoptax-state` in Flower's home), `data-dir` and `data-file`. It does nothing that the server has not signed.
-
-    Args:
-      make_client: makes the client of a partition.
     """
     app = ClientApp()
     open_node = lru_cache(maxsize=1)(partial(Node, make_client))  # it stays where the process does, see `worker`

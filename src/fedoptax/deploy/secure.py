@@ -82,17 +82,10 @@ def answer(
     Each but `keys` is answered once for a sum, or again with the same contents: a server that had both shares of a
     node, or two uploads under one mask, would see the upload. Until its upload a node can begin anew, with new keys.
 
-    Args:
-      partition: of the node.
-      minimum: the `threshold`.
-      arrays: the algorithm's message, in `upload`.
-      fields: the order, with `stage` and what belongs to it.
-      memory: the node's memory of the sum, plain values; changed here.
-      examples: how many the node has.
-      contribute: gives the node's integers, in `upload`.
-
-    Raises:
-      WireError: the request is not what the round has come to, or the upload is not finite.
+    The request is the order, `fields`, with `stage` and what belongs to it, and in `upload` the algorithm's message,
+    `arrays`; `contribute` then gives the node's integers. `minimum` is the `threshold`. The node's `memory` of the sum,
+    plain values, is changed. If the request is not what the round has come to, or the upload not finite, that is a
+    `WireError`.
     """
     order, stage = Order.read(fields), fields.get("stage")
     if stage not in STAGES:

@@ -21,10 +21,7 @@ def module_app(module: nn.Module, loss: ModuleLoss) -> ClientApp:
     """The app of clients that train a module by `with_module`, with any algorithm.
 
     Their buffers are part of their state. Of the task they need the parameters' form and their examples, not the loss.
-
-    Args:
-      module: the module, with the names and shapes of the task's parameters.
-      loss: as in `torch_grad_fn`.
+    The module has the names and shapes of the task's parameters; its loss is as in `torch_grad_fn`.
     """
 
     def make(task: Task, deployment: Deployment, partition: int) -> NodeClient:
@@ -37,10 +34,9 @@ def module_app(module: nn.Module, loss: ModuleLoss) -> ClientApp:
 def loop_app(module: nn.Module, train: Train) -> ClientApp:
     """The app of clients with their own training loop, for any algorithm of the FedOpt family.
 
-    Args:
-      module: the module, with the names and shapes of the task's parameters.
-      train: as in `with_loop`; `examples` are the arrays of the client's partition by field, and `config` holds the
-        deployment's hyper-parameters, `batch_size`, `local_epochs`, `local_steps`, `seed` and `round`.
+    The module has the names and shapes of the task's parameters. `train` is as in `with_loop`; `examples` are the
+    arrays of the client's partition by field, and `config` holds the deployment's hyper-parameters, `batch_size`,
+    `local_epochs`, `local_steps`, `seed` and `round`.
     """
 
     def make(task: Task, deployment: Deployment, partition: int) -> LoopClient:
