@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_leaves_with_path
 
+from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, check_algorithm, decoded
 from fedoptax.errors import UsageError
 from fedoptax.wrappers import codecs, uploads
@@ -95,10 +96,8 @@ def with_compression(algorithm: FedAlgorithm, codec: Codec, seed: int = 0) -> Fe
         for i, a in zip(places, coded):
             leaves[i] = a
         if codec.feedback:
-            is_finite = jnp.all(jnp.asarray([jnp.all(jnp.isfinite(a)) for a in arrays]))
-            left = [a - codecs.decode_array(codec, sent) for a, sent in zip(arrays, coded)]
-            unsent = tuple(jnp.where(is_finite, new, old) for new, old in zip(left, client.unsent))
-            inner = CompressionClient(inner, unsent)
+            left = tuple(a - codecs.decode_array(codec, sent) for a, sent in zip(arrays, coded))
+            inner = CompressionClient(inner, tree.select(tree.all_finite(arrays), left, client.unsent))
         return jax.tree.unflatten(structure, leaves), inner, loss
 
     def decode(sent: Tree) -> Tree:
