@@ -39,9 +39,8 @@ def choose_mesh(mesh: int | None, cohort_size: int, engine: str = "compiled") ->
     if mesh is not None and mesh > devices:
         hint = "; JAX_NUM_CPU_DEVICES=N in the environment makes N of a CPU" if jax.default_backend() == "cpu" else ""
         raise UsageError(f"mesh must be <= {devices}, the number of devices, got {mesh}{hint}")
-    if engine == "eager" or processes > 1:
-        return 1 if engine == "eager" else devices
-    return min(devices, cohort_size) if mesh is None else mesh
+    default = 1 if engine == "eager" else devices if processes > 1 else min(devices, cohort_size)
+    return default if mesh is None else mesh
 
 
 def mesh_again(mesh: int | None) -> int | None:
