@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -208,11 +209,8 @@ def _infer_target(label: str, column: Series, kind: str | None) -> Target:
 
 
 def _truth_values(values: set[str]) -> tuple[str, str] | None:
-    for value in values if len(values) == 2 else ():
-        (other,) = values - {value}
-        if TRUTH.get(value.lower()) == other.lower():
-            return other, value
-    return None
+    pairs = permutations(values) if len(values) == 2 else ()
+    return next(((no, yes) for no, yes in pairs if TRUTH.get(yes.lower()) == no.lower()), None)
 
 
 def _are_dates(texts: Sequence[str], form: str) -> bool:
