@@ -38,8 +38,6 @@ def test_every_algorithm_is_in_the_table():
     assert set(TABLE) == set(fx.ALGORITHMS)
 
 
-# ---------------------------------------------------------------- the laws can fail
-
 FAULTS: list[tuple[Any, Factory, Any, str]] = [
     (laws.reduces_to_sgd, broken.doubled, AssertionError, "Not equal to tolerance"),
     (laws.order_does_not_matter, broken.depends_on_order, AssertionError, "Not equal to tolerance"),
@@ -70,9 +68,6 @@ def test_a_faulty_algorithm_is_caught(law, fault, error, text):
 
 def test_every_law_has_been_seen_to_fail():
     assert {law for law, *_ in FAULTS} == {*LAWS, laws.reduces_to_sgd}
-
-
-# ---------------------------------------------------------------- laws of the papers, on problems with a known answer
 
 
 def distances(result: fx.RunResult) -> np.ndarray:

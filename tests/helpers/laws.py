@@ -36,9 +36,6 @@ STEPS = (2, 1, 3)
 """Local steps of the three clients of the rounds that need no engine."""
 
 
-# ---------------------------------------------------------------- a tiny problem: linear regression on ragged clients
-
-
 def residual_loss(params: Any, batch: Any) -> jax.Array:
     """½‖xK + b − y‖² by example."""
     dtype = params["layer"]["kernel"].dtype
@@ -83,9 +80,6 @@ def batches(dtype: str = "float32") -> list[BatchList]:
             for count in STEPS
         ]
         return [BatchList(made, jax.random.key(SEED + count)) for made, count in zip(own, STEPS)]
-
-
-# ---------------------------------------------------------------- shared work
 
 
 @lru_cache(maxsize=64)
@@ -155,9 +149,6 @@ def hyperparameters(make: Factory) -> dict[str, float]:
     return found
 
 
-# ---------------------------------------------------------------- law 2: reduction
-
-
 def reduces_to_sgd(make: Factory, lr: float = 0.1) -> None:
     """One client, one step a round: x ← x − lr g(x). For algorithms without adaptivity or momentum, built with `lr`."""
     algorithm, batch = make(), batches()[0][0]
@@ -167,9 +158,6 @@ def reduces_to_sgd(make: Factory, lr: float = 0.1) -> None:
         x = jax.tree.map(lambda p, g: p - lr * g, x, grad_fn(x, batch)[1])
         server, clients, _ = fx.eager.run_round(algorithm, grad_fn, server, clients, [[batch]])
         close(algorithm.params(server), x, 1e-5)
-
-
-# ---------------------------------------------------------------- law 3: symmetry, weight zero, padding
 
 
 def order_does_not_matter(make: Factory) -> None:
@@ -221,9 +209,6 @@ def padding_is_inert(make: Factory) -> None:
     absent = np.repeat([i not in cohort for i in range(len(SIZES))], SIZES)
     holes = {name: jnp.where(jnp.asarray(absent)[:, None], jnp.nan, a) for name, a in data.examples.items()}
     equal(advance(data._replace(examples=holes), 1), advance(data, 1))
-
-
-# ---------------------------------------------------------------- law 4: dtypes, compilation, traced hyper-parameters
 
 
 def dtypes_stay(make: Factory) -> None:
@@ -303,9 +288,6 @@ def _other(hypers: dict[str, float]) -> dict[str, float]:
     return {name: 0.9 * value for name, value in hypers.items()}
 
 
-# ---------------------------------------------------------------- law 5: interrupt and continue
-
-
 def interrupted_equals_whole(make: Factory) -> None:
     """Stopped after every round and continued from disk: the same bits, with states on the device or on the host."""
     algorithm = algorithm_of(make)
@@ -330,9 +312,6 @@ def continues_in_another_process(make: Factory) -> None:
 def _clients(result: fx.RunResult) -> Any:
     states: Any = result.clients
     return states.tree if hasattr(states, "tree") else states.of(np.arange(len(SIZES)))
-
-
-# ---------------------------------------------------------------- laws 6, 7 and 8: keys, engines, bytes
 
 
 def same_key_same_result(make: Factory) -> None:
