@@ -109,7 +109,7 @@ def to_plain(value: Any) -> Any:
         return to_plain(np.asarray(value).tolist())
     if isinstance(value, str | int | bool) or value is None:
         return value
-    return finite_or_none(value) if isinstance(value, float) else str(value)
+    return finite_or_none(value) if isinstance(value, float) else getattr(value, "__qualname__", str(value))
 
 
 def finite_or_none(value: Any) -> Any:

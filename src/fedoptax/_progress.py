@@ -29,9 +29,13 @@ def bar(
     elif enabled or sys.stderr.isatty() or "ipykernel" in sys.modules:
         from tqdm import tqdm
 
+        is_first = True
         with tqdm(total=total, initial=done, desc=description, unit=" rounds", dynamic_ncols=True) as progress:
 
             def update(now: int, note: str) -> None:
+                nonlocal is_first
+                if is_first:  # by then it has compiled, or found runs that were done: neither is its speed
+                    progress.initial, progress.n, progress.start_t, is_first = now, now, time.time(), False
                 progress.set_postfix_str(note, refresh=False)
                 progress.update(now - progress.n)
 

@@ -10,6 +10,7 @@ from PIL import Image
 from fedoptax.data.custom import from_arrays, load_file
 from fedoptax.data.datasets.source import Source, holdout
 from fedoptax.data.schema import Schema
+from fedoptax.tasks import load_task
 from refusals import refused
 
 
@@ -91,6 +92,7 @@ def test_vectors_are_the_same_in_every_format(tmp_path, names):
     for suffix in (".csv", ".tsv", ".parquet"):
         path = write_table(tmp_path / f"a{suffix}", columns_of(train, test))
         assert_same(load_file(path, split="part"), expected)
+    assert len(load_task(f"file:{path}", split="part").test["y"]) == 12
     assert_same(from_arrays(*train, test=test), expected)
 
 

@@ -77,6 +77,7 @@ TASKS = [
     (lambda: fx.load_task("mnist", data_dir=3), UsageError, "data_dir"),
     (lambda: fx.load_task("digits", separator=";"), UsageError, "separator"),
     (lambda: fx.with_lora(fx.load_task("digits"), {"other": np.ones(3)}, 2), UsageError, "base must hold dense"),
+    (lambda: fx.with_lora(make_task(init=lambda key: np.ones(3)), {"w": X["x"]}, 2), UsageError, "init of task"),
     (lambda: fx.analytic.quadratic(noise=-1.0), UsageError, "noise must"),
     (lambda: fx.analytic.synthetic(beta=NAN), UsageError, "beta must"),
 ]  # fmt: skip

@@ -102,7 +102,8 @@ def test_sums_of_few_rows_are_left_out():
     schema = Schema.read(f'min_count = 5\ntarget = {{column = "y", classes = ["0", "1"]}}\n[columns]\n{columns}\n')
     x = np.full((20, 3), np.nan, np.float32)
     x[0, 0], x[:, 1], x[:, 2] = 37.25, np.arange(20) == 3, 40
-    sums = add_up(schema, x, np.arange(20) % 2)
+    sums = add_up(schema, x, np.arange(20) >= 17)
+    assert sums["classes"].tolist() == [17, 0]
     assert [sums[name][:3].tolist() for name in ("count", "total")] == [[0, 20, 20], [0, 0, 800]]
     assert sums["squares"][:3].tolist() == [0, 0, 32000]
 
@@ -180,6 +181,8 @@ def test_statistics_of_clients_add_up_to_those_of_all(table):
     first = pool()
     for part, other in zip(whole, prepare(schema, first, pool(first))):
         np.testing.assert_allclose(part, other, rtol=1e-6, atol=1e-6)
+    bins = pool(first)["bins"]
+    assert bins.any() and not (bins % schema.min_count).any()  # of few rows a histogram tells nothing
     few = add_up(replace(schema, min_count=5), x[clients == "4_small"], y[clients == "4_small"])
     assert all(not values.any() for values in few.values())  # three rows tell nothing
 
@@ -215,6 +218,7 @@ def test_a_schema_travels_and_new_rows_are_answered_as_in_training(table, tmp_pa
     clients = pd.read_parquet(tmp_path / "run" / "clients.parquet").query("round == 6").set_index("name").accuracy
     assert set(clients.index) <= set(task.client_names)
     assert clients[result.history[-1]["worst_client"]] == clients.min()
+    assert class_weights("yes=5", ["no", "yes"], np.array([30, 10])).tolist() == [1, 5]
     weights = class_weights("balanced", ["no", "yes"], np.array([30, 10]))
     assert weights is not None and weights.tolist() == [2 / 3, 2]
     new = patients(40, seed=1)
@@ -245,7 +249,7 @@ def test_a_schema_travels_and_new_rows_are_answered_as_in_training(table, tmp_pa
         "auroc": metrics.roc_auc_score(y, score), "auprc": metrics.average_precision_score(y, score),
         "brier": metrics.brier_score_loss(y, score), "accuracy": np.mean(y == (score > 0.5)),
         "balanced_accuracy": metrics.balanced_accuracy_score(y, score > 0.5), "f1": metrics.f1_score(y, score > 0.5),
-        "majority": max(y.mean(), 1 - y.mean()), "confusion_1_yes_as_0_no": np.sum(y & (score < 0.5)),
+        "commonest_class": max(y.mean(), 1 - y.mean()), "confusion_1_yes_as_0_no": np.sum(y & (score < 0.5)),
     }  # fmt: skip
     assert {name: values[name] for name in expected} == pytest.approx(expected, abs=1e-5)
 

@@ -73,6 +73,7 @@ def test_functions_and_objects_are_compared_with_one_weighting_and_searched_rate
     [
         ([], {}, "algorithms"), ("fedavg", {}, "algorithms"), (["fedavg", "fedsgd"], {}, "fedsgd"),
         ([fx.fedavg(0.1)], {}, "dictionary"), ({"fedadam": fx.fedavg}, {}, "name of another"),
+        *(({name: fx.fedavg, "a.b": fx.fedavg}, {}, "folders") for name in ("a:b", "../a", "..", "tuning")),
         *((["fedavg"], {"seeds": seeds}, "seeds") for seeds in (0, [0, 0], [-1])),
         (["fedavg"], {"hyperparameters": {"fedavgg": {}}}, "fedavgg"), (["fedavg"], {"grids": {"a": {}}}, "grids"),
         (["fedavg"], {"hyperparameters": {"fedavg": {"client_lr": -1.0}}}, "client_lr"),

@@ -84,10 +84,12 @@ def test_scores_by_hand(tmp_path):
     assert Rule("test_accuracy", 1, True).score(rows, "completed") == 0.5  # the last one that was measured
     assert math.isnan(Rule("train_loss", 2).score(rows, "diverged"))
     assert math.isnan(Rule("other", 2).score(rows, "completed"))
-    tried = [Trial({}, score, "completed", tmp_path) for score in (math.nan, 2.0, 1.0, 1.0)]
+    tried = [Trial({}, score, "completed", tmp_path) for score in (2.0, math.nan, 1.0, 1.0)]
     assert Rule().best(tried) is tried[2]
-    assert Rule(higher_is_better=True).best(tried) is tried[1]
-    assert Rule().best(tried[:1]) is None
+    assert Rule(higher_is_better=True).best(tried) is tried[0]
+    assert Rule().best(tried[1:2]) is None
+    late = {"train_loss": 0.5, "test_accuracy": 0.1, "test_loss": None}  # evaluated, and not finite
+    assert math.isnan(Rule("test_loss", 2).score([{"test_loss": 0.5}, late], "completed"))
 
 
 def test_the_rule_is_that_of_the_paper_unless_another_is_asked_for():
@@ -104,7 +106,9 @@ def test_the_rule_is_that_of_the_paper_unless_another_is_asked_for():
 
 REFUSALS: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     ("fedavg", {"client_lr": [0.1, -1.0]}, {}, "client_lr"), ("fedavg", {"rate": [1.0]}, {}, "rate"),
-    ("fedavg", {}, {}, "grid"), ("fedavg", {"client_lr": 0.1}, {}, "client_lr"),
+    ("fedavg", {}, {}, "grid"), ("fedavg", {"client_lr": [0.1, 0.1]}, {}, "different"),
+    ("fedavg", {"client_lr": [0.1, math.nan]}, {}, "finite"), ("fedavg", {"client_lr": 0.1}, {}, "client_lr"),
+    ("fedavg", {"client_lr": [1]}, {"search": "grid", "trials": 1}, "trials needs"),
     ("fedavg", None, {"trials": 0}, "trials"), ("fedavg", {"client_lr": [0.1, 1]}, {"trials": 1}, "2 points"),
     ("fedavg", {"client_lr": ["cosine(1, 9)"]}, {"trials": 3}, "numbers > 0"),
     ("fedavg", {"weighting": ["examples", "paper"], "client_lr": [0.1]}, {}, "weighting"),

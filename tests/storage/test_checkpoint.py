@@ -88,6 +88,8 @@ def test_leftovers_of_killed_processes_are_ignored_and_removed(tmp_path):
     assert restore(tmp_path) == 1 and rounds_of(tmp_path) == [1]
     save_checkpoint(tmp_path, 2, server(2), NO_CLIENTS)
     assert sorted(path.name for path in place.iterdir()) == ["1", "2"]
+    (place / "2").rename(place / "5")  # its manifest says round 2
+    assert restore(tmp_path) == 1
 
 
 def test_a_full_disk_is_one_line_and_keeps_the_checkpoints(tmp_path):
@@ -131,3 +133,5 @@ def test_only_the_last_two_are_kept(tmp_path):
     save(tmp_path, (1, 2, 3, 4))
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
     assert restore(tmp_path, at_most=3) == 3
+    save(tmp_path, (2,))  # of a run that went back: the later ones are another future
+    assert rounds_of(tmp_path) == [2]

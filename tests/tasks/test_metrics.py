@@ -12,7 +12,8 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 import fedoptax as fx
 from fedoptax.engine.evaluation import column_names, describe_metrics, evaluate, evaluation_data, primary_metric
-from fedoptax.tasks.metrics import Column, higher_is_better
+from fedoptax.tasks import metrics
+from fedoptax.tasks.metrics import Column, higher_is_better, total_of
 from refusals import refusals
 from small import small_task
 
@@ -125,6 +126,14 @@ def test_what_is_not_defined_is_nan(given, undefined):
     assert {name.removeprefix("test_") for name, value in found.items() if np.isnan(value)} == undefined
     if not undefined:
         assert float(found["test_auroc"]) == 0.5
+
+
+def test_calibration_brier_and_what_has_no_variance_by_hand():
+    p, y = jnp.array([[0.9, 0.1], [0.95, 0.05], [0.3, 0.7]]), jnp.array([0, 1, 1])
+    assert total_of(metrics.calibration_error(p, y)) == pytest.approx((0.85 + 0.3) / 3)  # (0, 0.1] has two
+    assert total_of(metrics.calibration_error(p, y, 0)) == pytest.approx((0.1 + 0.95 + 0.3) / 3)
+    assert total_of(metrics.brier(jnp.array([[0.5, 0.3, 0.2]]), jnp.array([1]))) == pytest.approx(0.78)
+    assert all(np.isnan([total_of(metrics.auprc(p, 0 * y + 1)), total_of(metrics.r2(p[:, 0], jnp.ones(3)))]))
 
 
 def rows(batch: Any) -> jax.Array:

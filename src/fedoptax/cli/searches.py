@@ -64,8 +64,6 @@ def compare(options: CompareForm) -> None:
 def tune(options: TuneForm) -> None:
     """Run a search and write its report."""
     name = options.algorithm
-    if options.trials is not None and options.search == "grid":
-        raise UsageError("trials needs --search zoom or optuna")
     budget = None if options.search == "optuna" else options.trials
     grid = choose_grids(_grid(options, [name]), options.set_, [name], budget)[name]
     if not grid:

@@ -200,6 +200,8 @@ def _as_names(where: str, values: Any) -> list[str]:
         if not isinstance(name, str | int) or name == "":
             raise DataError(f"{where}, row {row + 1}: a whole number or text is needed, got {shorten(repr(name), 40)}")
         names.append(str(name))
+    if len({name.removesuffix(".0") for name in names}) < len(set(names)):
+        raise DataError(f"{where} has the same number in two forms, such as 1 and 1.0")
     return names
 
 

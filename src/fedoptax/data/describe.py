@@ -170,7 +170,9 @@ def _infer_column(column: Series) -> tuple[ColumnSchema, str]:
     if len(categories) > MOST_CATEGORIES or (len(present) >= 20 and len(categories) >= 0.99 * len(present)):
         return ColumnSchema("ignore"), f"has {len(categories)} different texts, as an identifier or free text: ignored"
     missing = "own-category" if len(present) < len(texts) else "most-frequent"
-    return ColumnSchema("category", categories, missing=missing), ""
+    are_many = 2 * len(categories) > len(present) >= MIN_ROWS
+    note = f"has {len(categories)} different texts in {len(present)} rows, each a category" if are_many else ""
+    return ColumnSchema("category", categories, missing=missing), note
 
 
 def _find_ids(frame: DataFrame, numbers: Sequence[str], client: str | None) -> list[str]:

@@ -268,7 +268,7 @@ def to_days(where: str, cells: Sequence[Any], column: ColumnSchema) -> np.ndarra
     if pd.isna(start):
         raise UsageError(f"start must be a date such as 2020-03-01, got {column.start!r}")
     texts, days = pd.Series([str(cell).strip() for cell in cells]), np.full(len(cells), np.nan)
-    for form in {column.format, DATES[0]}:  # a date of Parquet, or the start, is written as ISO 8601 has it
+    for form in (column.format, DATES[0]):  # a date of Parquet, or the start, is written as ISO 8601 has it
         dates = pd.to_datetime(texts, format=form, utc=True, errors="coerce")
         days = np.where(np.isnan(days), ((dates - start) / pd.Timedelta(days=1)).to_numpy(float), days)
     if np.isnan(days).any():

@@ -45,6 +45,10 @@ def name_algorithms(algorithms: Algorithms) -> list[str]:
         if not name or name in named:
             raise UsageError(f"algorithms must be a dictionary for objects and equal names, got {shorten(one)}")
         named[name] = one
+    folders = [name.replace(":", ".") for name in named]  # of their runs, beside that of the searches
+    for name in folders:
+        if "/" in name or not name.strip(".") or name == "tuning" or folders.count(name) > 1:
+            raise UsageError(f"algorithms must have names for different folders, got {shorten(list(named))}")
     for name, one in named.items():
         if name in (*ALGORITHMS, *BASELINES) and one not in (name, (ALGORITHMS | BASELINES)[name]):
             raise UsageError(f"algorithms: {name} is already the name of another algorithm")

@@ -119,6 +119,9 @@ def check_grid(grid: Any) -> None:
     for name, values in grid.items():
         if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
             raise UsageError(f"grid: {name} must be a list of values, got {values!r}")
+        plain = [value.item() if hasattr(value, "item") else value for value in values]
+        if len(set(map(str, plain))) < len(plain) or not all(map(math.isfinite, filter(is_number, plain))):
+            raise UsageError(f"grid: {name} must have different, finite values, got {values!r}")
 
 
 def points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

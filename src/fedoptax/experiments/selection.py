@@ -74,8 +74,9 @@ class Watch:
         for selection in filter(None, (self.choosing, self.stopping)):
             for row in rows:
                 is_extra = selection is self.choosing and row.get(selection.metric) is not None  # a former last round
-                was_evaluated = any(row[n] is not None for n in row if Column.parse(n) and n != "train_loss")
-                if is_extra or (was_evaluated and self.is_evaluated(row["round"])):  # resumed, `eval_every` may differ
+                if is_extra or (
+                    was_evaluated(row) and self.is_evaluated(row["round"])
+                ):  # resumed, `eval_every` may differ
                     selection.add(row)
 
     def keep(self, done: int, params: Callable[[], Tree]) -> None:
@@ -99,6 +100,11 @@ class Watch:
     def notes(self) -> dict[str, Any]:
         """Return the entries of summary.json."""
         return {} if self.best is None else {"best": self.best._asdict()}
+
+
+def was_evaluated(row: Row) -> bool:
+    """Return whether a round has a value of any metric on held-out examples."""
+    return any(row[name] is not None for name in row if Column.parse(name) and name != "train_loss")
 
 
 def make_watch(task: Task, options: RunOptions) -> Watch:
@@ -162,13 +168,19 @@ class Rule:
     higher_is_better: bool = False
 
     def score(self, rows: Sequence[Row], status: str) -> float:
-        """Return the mean of the metric over the last rounds; NaN for a run that did not end or never measured it."""
+        """Return the mean of the metric over the last rounds.
+
+        It is NaN for a run that did not end or never measured it, and if it was not finite in one of these rounds.
+        """
         if status not in ENDED or not rows:
             return math.nan
-        measured = [(i, value) for i, row in enumerate(rows) if (value := row.get(self.metric)) is not None]
-        late = [value for i, value in measured if i >= len(rows) - self.last]
-        values = late or [value for _, value in measured[-1:]]  # if no late round was evaluated, the last that was
-        return math.fsum(values) / len(values) if values else math.nan
+        measured = [
+            i for i, row in enumerate(rows)
+            if row.get(self.metric) is not None or (self.metric != "train_loss" and was_evaluated(row))
+        ]  # fmt: skip
+        late = [i for i in measured if i >= len(rows) - self.last]
+        used: list[Any] = [rows[i].get(self.metric) for i in late or measured[-1:]]  # if none was late, the last
+        return math.nan if None in used or not used else math.fsum(used) / len(used)
 
     def ranked(self, trials: Iterable[Trial]) -> list[Trial]:
         """Return the points, best first, the earlier one first where two are equal, and those without a score last."""

@@ -1,5 +1,6 @@
 """Ctrl-C and the signals of schedulers, which wait for the end of the current rounds."""
 
+import os
 import signal
 import sys
 import threading
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from multiprocessing import parent_process
 from typing import Any
 
 POLITE = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))  # Windows has one
@@ -36,7 +38,7 @@ def deferred_interrupt() -> Iterator[Callable[[], int]]:
             return
         received.append(number)
         hint = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
-        with suppress(OSError):  # the terminal may be gone
+        with suppress(OSError, RuntimeError):  # the terminal may be gone, or a line is being written to it
             print(f"\nstopping after the current rounds{hint}", file=sys.stderr, flush=True)
 
     with _handled(handler, signal.SIGINT):
@@ -66,6 +68,18 @@ def answering(answer: Callable[[], int]) -> Iterator[None]:
         yield
     finally:
         _answer.reset(token)
+
+
+def follow_parent() -> None:
+    """In a process of a pool: leave Ctrl-C to the parent process, and end with it, even if it was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def wait() -> None:
+        if (parent := parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 @contextmanager

@@ -219,6 +219,8 @@ def tune(
         check_grid(grid)
     if search == "grid" and (grid is None or isinstance(grid, Zoom)):
         raise UsageError("search grid needs grid, the values of all points")
+    if search == "grid" and budget is not None:
+        raise UsageError("trials needs search zoom or optuna")
     if search != "grid" and not isinstance(grid, Zoom) and isinstance(algorithm, str):
         grid = complete_grid(find_constructor(algorithm), grid or {}, fixed, None if search == "optuna" else budget)
     if search == "optuna" and isinstance(grid, Zoom):

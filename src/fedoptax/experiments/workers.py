@@ -27,7 +27,7 @@ from fedoptax.engine.sampling import random_settings
 from fedoptax.engine.xla import use_cache
 from fedoptax.errors import RunError, UsageError, check_int, import_extra, shorten
 from fedoptax.experiments.result import Interrupted, RunResult
-from fedoptax.experiments.signals import answering, deferred_interrupt
+from fedoptax.experiments.signals import answering, deferred_interrupt, follow_parent
 from fedoptax.storage.folder import Status
 from fedoptax.storage.history import History
 from fedoptax.tasks.task import Task
@@ -84,8 +84,10 @@ def run_jobs(task: Task, shared: Any, jobs: Sequence[Job], folder: Path, update:
                         broken.append(i)
                     else:
                         lost = 0
-                rounds = first + sum(jobs[k].rounds for k in results) + sum(_read_rounds(rounds_of[k]) for k in pending)
-                update(rounds, f"{jobs[0].place + len(results)} of {jobs[0].size} runs done")
+                running = sum(_read_rounds(rounds_of[k]) for k in pending)
+                if running or not pending:  # else perhaps runs are still found that were done before
+                    rounds = first + sum(jobs[k].rounds for k in results) + running
+                    update(rounds, f"{jobs[0].place + len(results)} of {jobs[0].size} runs done")
                 lost += bool(broken)
                 if lost == ATTEMPTS:
                     raise RunError(f"{jobs[broken[0]].name}: {ATTEMPTS} workers died, one after another")
@@ -188,7 +190,7 @@ class Processes(Executor):
 
     def __init__(self, count: int) -> None:
         # not by fork, which would copy a JAX that is in use
-        self._start = lambda: ProcessPoolExecutor(check_int("workers", count), get_context("spawn"))
+        self._start = lambda: ProcessPoolExecutor(check_int("workers", count), get_context("spawn"), follow_parent)
         self._pool = self._start()
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **more: Any) -> Future[Any]:

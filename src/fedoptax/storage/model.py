@@ -125,7 +125,7 @@ class TrainedModel:
         """Measure the model on labelled rows of a table.
 
         Returns:
-          Of classes `fedoptax.metrics.METRICS`, `majority`, the share of the commonest class, and
+          Of classes `fedoptax.metrics.METRICS`, `commonest_class`, its share, and
           `confusion_ACTUAL_as_PREDICTED`; of a number `mae`, `rmse` and `r2`. What is not defined is NaN.
 
         Raises:
@@ -154,7 +154,7 @@ class TrainedModel:
         of_chosen = ("accuracy", "f1", "balanced_accuracy")
         metrics = {name: make(chosen if name in of_chosen else outputs, y, place) for name, make in METRICS.items()}
         values = {name: total_of(metric) for name, metric in (metrics | confusion(chosen, y, names)).items()}
-        return {"majority": float(jnp.bincount(y).max() / len(y)), **values}
+        return {"commonest_class": float(jnp.bincount(y).max() / len(y)), **values}
 
     def save(self, path: str | Path) -> Path:
         """Write the parameters as .npz or .safetensors, or all of the model as .stablehlo, by the path's ending.

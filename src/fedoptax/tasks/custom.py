@@ -14,7 +14,7 @@ from fedoptax.data.datasets.source import Source
 from fedoptax.data.readers import TABLES, find_separator, find_white
 from fedoptax.data.schema import Schema
 from fedoptax.data.statistics import add_up_clients
-from fedoptax.errors import UsageError, check_int, shorten
+from fedoptax.errors import DataError, UsageError, shorten
 from fedoptax.tasks.images import cross_entropy
 from fedoptax.tasks.recipe import PREFIX, Recipe, TaskOptions, make_task
 from fedoptax.tasks.tables import class_weights, default_metrics, learn_table
@@ -32,7 +32,7 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     path = Path(os.path.expanduser(name.removeprefix(PREFIX)))
     schema = None if options.schema is None else Schema.read(options.schema)
     drop = None if options.drop is None else [name.strip() for name in options.drop.split(",")]
-    names = "image_size", "test_fraction", "target", "separator", "decimal", "seed"
+    names = "image_size", "test_fraction", "target", "split", "separator", "decimal", "seed"
     others = {name: getattr(options, name) for name in names}
     columns: dict[str, Any] = {"drop": drop, "client": options.client_column, "label": options.label_column}
     source = load_file(path, schema=schema, **columns, **others)
@@ -48,7 +48,9 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         raise UsageError(f"loss applies to a table with a number as its target, got {options.loss!r}")
     how, weights = "", None
     if source.schema is None:
-        counts = np.bincount(source.train["y"], minlength=source.num_classes or 0)
+        if source.num_classes < 2:
+            raise DataError(f"{path} must have two classes or more")
+        counts = np.bincount(source.train["y"], minlength=source.num_classes)
         weights = class_weights(options.class_weight, source.class_names or (), counts)
     if is_image:
         model = options.model or ("cnn" if min(source.input_shape[:2]) >= 4 else recipe.model)
@@ -61,7 +63,6 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         net = recipe.models[model](source.input_shape, source.num_classes or 1)
         train, test = ({**part, "x": part["x"].astype(np.float32, copy=False)} for part in (source.train, source.test))
         if source.schema is None:
-            check_int("num_classes", source.num_classes, 2)
             deviation = train["x"].std(0, dtype=np.float64)
             scale = np.where(deviation > 0, deviation, 1.0)  # so that a constant feature becomes 0
             learned = cross_entropy(net, scale, shift=train["x"].mean(0, dtype=np.float64), weights=weights)
@@ -122,7 +123,7 @@ def describe_data(task: Task, source: Source, how: str) -> list[str]:
     notes = [] if schema is None else [*schema.notes]
     if untested and counts.any():
         small = shorten(", ".join(untested), 200)
-        notes.append(f"too small to hold out a test example ({len(untested)} clients, with their examples): {small}")
+        notes.append(f"without a test example ({len(untested)} clients, with their training examples): {small}")
     return lines + [f"warning: {note}" for note in notes]
 
 

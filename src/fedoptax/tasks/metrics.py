@@ -173,7 +173,8 @@ def auprc(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Met
             jnp.sum(count) - jnp.concatenate([jnp.zeros(1), jnp.cumsum(count[order])])[first]
             for count in (positive, negative)
         )
-        return _divide((jnp.sum(positive * right / jnp.maximum(right + wrong, 1)), jnp.sum(positive)))
+        found = jnp.sum(positive * right / jnp.maximum(right + wrong, 1))
+        return _divide((found * jnp.any(negative > 0), jnp.sum(positive) * jnp.any(negative > 0)))
 
     return ranked(probabilities, labels, positive, precision)
 

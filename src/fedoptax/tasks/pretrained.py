@@ -200,7 +200,9 @@ def with_lora(task: Task, base: str | Path | Tree, rank: int) -> Task:
     else:
         check_type("base", base, Mapping)
         frozen = flatten_dict(jax.tree.map(np.asarray, base))
-    shapes = {path: leaf.shape for path, leaf in flatten_dict(jax.eval_shape(task.init, jax.random.key(0))).items()}
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    check_type(f"init of task '{task.name}'", params, Mapping)
+    shapes = {path: leaf.shape for path, leaf in flatten_dict(params).items()}
     known = {path for path, shape in shapes.items() if path in frozen and frozen[path].shape == shape}
     kernels = sorted(path for path in known if path[-1] == "kernel" and len(shapes[path]) == 2)
     if not kernels:

@@ -88,14 +88,14 @@ class TaskOptions:
       similarity: percent of the examples that are divided iid, for `partition="similarity"`; default 0.
       sigma: deviation of the logarithm of the sizes, for `partition="lognormal"`; default 1.
       exponent: of the sizes' tail, for `partition="powerlaw"`; default 1.5.
-      num_clients: N; of natural clients the first N are taken.
+      num_clients: N; of natural clients the first N are taken (of a file, features are scaled by all of its clients).
       devices: of image tasks: the number of devices without data of their own, >= N; each round N active ones, which
         must be the cohort, are allocated the N shares (a reading of Fed-LAMB's experiments).
       model: `"logistic"`, `"mlp"`, `"cnn"`, …
       augment: of CIFAR: `"crop"` (24×24 at random, flip, standardise; default for ResNet-18), `"center"` (24×24 in the
         centre, no flip), `"standardize"` or `"none"`.
       drop: columns of a table at `file:PATH` that are no features, separated by commas.
-      client_column, label_column, test_fraction, image_size, separator, decimal, target: of `file:PATH`, see
+      client_column, label_column, split, test_fraction, image_size, separator, decimal, target: of `file:PATH`, see
         `fedoptax.data.custom.load_file`.
       schema: of a table, a TOML file or its text, see `fedoptax.data.schema`.
       class_weight: of classes, weights of the training loss: `"balanced"`, or `"yes=5,no=1"`.
@@ -130,6 +130,7 @@ class TaskOptions:
     client_column: str | None = None
     drop: str | None = None
     label_column: str | None = None
+    split: str | None = None
     test_fraction: float | None = None
     image_size: int | None = None
     separator: str | None = None

@@ -148,7 +148,7 @@ CUSTOM = Recipe(
     models={**MODELS, "linear": MODELS["logistic"]},
     options=(
         *("client_column", "label_column", "drop", "test_fraction", "image_size", "separator", "decimal"),
-        *("schema", "target", "class_weight", "loss"),
+        *("schema", "target", "split", "class_weight", "loss"),
     ),
     partitions=("clients", *CENTRAL),
     defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 1},

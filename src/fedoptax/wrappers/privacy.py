@@ -55,7 +55,7 @@ def with_privacy(
     nonnegative: Sequence[str] | None = None,
     seed: int | None = 0,
 ) -> FedAlgorithm:
-    """Make the server's knowledge of each client differentially private, the client as a whole (McMahan et al. 2018).
+    """Make the published models differentially private, the client as a whole (McMahan et al. 2018).
 
     A client's upload, as a change against what it received, is clipped: all its numbers together to 2-norm C. The mean
     over the cohort S is uniform. The server adds noise of standard deviation zC/|S| to each coordinate, once, and gives
@@ -63,8 +63,8 @@ def with_privacy(
     what it receives, so a client that does not keep to the rules cannot weigh more than one that does.
 
     The result's `epsilon(rounds, |S|, N)` is the ε that is spent at `delta`, for replacing one client by any other when
-    cohorts have a fixed size and are sampled uniformly without replacement, as the engines do. It covers what the
-    algorithm's server learns, and so the model; not the training loss, and not the uploads before the mean.
+    cohorts have a fixed size and are sampled uniformly without replacement, as the engines do. It covers the
+    algorithm's server state, and so the models; not the training loss, nor the uploads, which the server sees.
 
     Args:
       algorithm: any algorithm with one exchange per step and no whole numbers in its uploads, not yet compressed.
