@@ -167,6 +167,19 @@ def workers_of(pid: int) -> list[int]:
 
 
 @pytest.mark.long
+def test_workers_end_with_a_parent_that_is_killed(tmp_path):
+    """Its output, which they share, ends then."""
+    lines = "with Processes(1) as pool:", "print(pool.submit(str, 1).result(), flush=True)", "time.sleep(90)"
+    script = tmp_path / "parent.py"
+    script.write_text("import time\nfrom fedoptax.experiments.workers import Processes\n"
+                      "if __name__ == '__main__':\n " + "\n  ".join(lines))  # fmt: skip
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "1\n"
+        parent.kill()
+        assert parent.communicate(timeout=30) == ("", None)
+
+
+@pytest.mark.long
 @pytest.mark.usefixtures("clean_home")
 def test_a_killed_worker_costs_nothing_and_ctrl_c_stops_all(tmp_path):
     command = subprocess.Popen(

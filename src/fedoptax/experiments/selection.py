@@ -74,9 +74,8 @@ class Watch:
         for selection in filter(None, (self.choosing, self.stopping)):
             for row in rows:
                 is_extra = selection is self.choosing and row.get(selection.metric) is not None  # a former last round
-                if is_extra or (
-                    was_evaluated(row) and self.is_evaluated(row["round"])
-                ):  # resumed, `eval_every` may differ
+                is_due = was_evaluated(row) and self.is_evaluated(row["round"])  # resumed, `eval_every` may differ
+                if is_extra or is_due:
                     selection.add(row)
 
     def keep(self, done: int, params: Callable[[], Tree]) -> None:

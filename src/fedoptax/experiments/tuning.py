@@ -253,15 +253,14 @@ def run_searches(task: Task, searches: Mapping[Path, Search], folder: Path, how:
     They have equal options, and workers share the points of all. `folder` is theirs or the one above them.
     """
     trials: dict[Path, list[Trial]] = {out: [] for out in searches}
-    makers, first = dict[str, PointMaker](), next(iter(searches.values()))
-    title = first.algorithm if len(searches) == 1 else "searches"
-    count, rounds = sum(search.size for search in searches.values()), first.rounds
+    makers: dict[str, PointMaker] = {}
+    count, rounds = sum(search.size for search in searches.values()), next(iter(searches.values())).rounds
     with ExitStack() as stack:
         for out, search in searches.items():
             check_search(task, search)
             makers[search.algorithm] = PointMaker(search.algorithm, search.fixed, search.options)
             stack.enter_context(opened(out, FILE, search, how.overwrite))
-        update = stack.enter_context(bar(title, count * rounds, enabled=how.progress, each=rounds))
+        update = stack.enter_context(bar("search", count * rounds, enabled=how.progress, each=rounds))
         while (done := sum(map(len, trials.values()))) < count:
             following = [one for out in searches for one in _next_runs(searches[out], trials[out], out, how)]
             jobs = [

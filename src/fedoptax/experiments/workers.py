@@ -72,7 +72,7 @@ def run_jobs(task: Task, shared: Any, jobs: Sequence[Job], folder: Path, update:
     rounds_of = [(folder / f".rounds-{i}.tmp").absolute() for i in range(len(jobs))]
     results: dict[int, Any] = {}
     with deferred_interrupt() as stopped:
-        lost = 0  # workers since a job was last done
+        lost, has_begun = 0, False  # workers since a job was last done; whether rounds are done
         pending = {i: executor.submit(work, *order, job, rounds_of[i]) for i, job in enumerate(jobs)}
         try:
             while pending:
@@ -85,7 +85,8 @@ def run_jobs(task: Task, shared: Any, jobs: Sequence[Job], folder: Path, update:
                     else:
                         lost = 0
                 running = sum(_read_rounds(rounds_of[k]) for k in pending)
-                if running or not pending:  # else perhaps runs are still found that were done before
+                has_begun = has_begun or running > 0 or not pending  # till then perhaps runs are found that were done
+                if has_begun:
                     rounds = first + sum(jobs[k].rounds for k in results) + running
                     update(rounds, f"{jobs[0].place + len(results)} of {jobs[0].size} runs done")
                 lost += bool(broken)
