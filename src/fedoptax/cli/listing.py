@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from collections import defaultdict
 from dataclasses import asdict
 from typing import Any
 
@@ -33,5 +34,10 @@ def list_names(options: ListForm) -> None:
     if options.json:
         print(json.dumps(rows, indent=1))
     else:
+        names_of = defaultdict[str, list[str]](list)  # presets of a paper have one summary
         for row in rows:
-            print(textwrap.fill(f"{row['name']:<17}  {row['summary']}", 80, subsequent_indent=" " * 19))
+            names_of[row["summary"]].append(row["name"])
+        for summary, names in names_of.items():
+            for name in names[:-1]:
+                print(name)
+            print(textwrap.fill(f"{names[-1]:<17}  {summary}", 80, subsequent_indent=" " * 19))

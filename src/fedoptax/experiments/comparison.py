@@ -114,7 +114,7 @@ def compare(
       select, last: how the points of the searches are ranked, as in `tune`.
       overwrite: remove an earlier comparison in `out` instead of continuing it.
       progress, command, executor: as in `tune`.
-      **options: further arguments of `fedoptax.run`, the same for all runs; for `weighting` see `common_weighting`.
+      **options: further arguments of `fedoptax.run`, the same for all runs; `weighting` as in `tune`.
 
     Returns:
       The histories, and which runs diverged.

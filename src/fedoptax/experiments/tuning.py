@@ -199,8 +199,8 @@ def tune(
       command: that reports show as the way to reproduce them.
       executor: whose workers run the points that do not depend on others, a `concurrent.futures.Executor`; None runs
         them one after another. Results are the same.
-      **options: further arguments of `fedoptax.run`, the same for all points; for `weighting` see
-        `common_weighting`. A tracker that is an object follows every run, and a further call may bring another.
+      **options: further arguments of `fedoptax.run`, the same for all points; `weighting` is by default by examples,
+        uniform with privacy. A tracker that is an object follows every run, and a further call may bring another.
 
     Returns:
       All points, and the best.
