@@ -128,11 +128,17 @@ def test_resuming_into_another_folder_leaves_the_first(tmp_path):
     assert_same_results(tmp_path / "b", tmp_path / "c")
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path):
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path, monkeypatch):
     fx.run(TASK, ALGORITHM, rounds=2, out=tmp_path / "a", **OPTIONS)
     shutil.copytree(tmp_path / "a", tmp_path / "b", ignore=shutil.ignore_patterns("checkpoints", "summary.json"))
     fx.run(TASK, ALGORITHM, rounds=2, resume_from=tmp_path / "b", **OPTIONS)
     assert_same_results(tmp_path / "a", tmp_path / "b")
+    predicting = small_task(predict=lambda params, batch: batch["x"][:, 0])
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("fedoptax.storage.model.write_json", lambda *_: 1 / 0)  # the last file before the first round
+        fx.run(predicting, ALGORITHM, rounds=2, out=tmp_path / "c", **OPTIONS)
+    fx.run(predicting, ALGORITHM, rounds=2, resume_from=tmp_path / "c", **OPTIONS)
+    assert (tmp_path / "c" / "model.json").is_file()
 
 
 def test_another_experiment_is_not_continued(tmp_path):

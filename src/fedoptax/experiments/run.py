@@ -34,7 +34,7 @@ from fedoptax.storage.checkpoint import least_total, load_clients, restore_check
 from fedoptax.storage.config import check_same_experiment, run_config
 from fedoptax.storage.folder import ENDED, Status, check_names, locked, prepare, read_summary
 from fedoptax.storage.history import History, read_rows
-from fedoptax.storage.model import write_model
+from fedoptax.storage.model import export_predict, write_model
 from fedoptax.tasks.task import Task, check_task
 
 
@@ -143,9 +143,12 @@ def _begin(
     history = _restore(rounds, total, config, record, watch)
     observer = Observer()
     if record.folder is not None:
-        if rounds.has_one_model:
-            write_model(record.folder, rounds.task)
+        has_model = rounds.has_one_model and rounds.task.predict is not None
+        if has_model:
+            export_predict(rounds.task)  # if it fails, nothing is left behind
         observer = FolderWriter(record.folder, record, config, rounds, history, watch)
+        if has_model:
+            write_model(record.folder, rounds.task)
     return history, observer, stack.enter_context(bar(record.label, total, len(history), enabled=record.progress))
 
 

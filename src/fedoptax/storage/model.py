@@ -251,9 +251,7 @@ def model_of(task: Task, params: Tree) -> TrainedModel:
 
 
 def write_model(folder: Path, task: Task) -> None:
-    """Write a run's `model.stablehlo` and `model.json`, if its task has a `predict`."""
-    if task.predict is None:
-        return
+    """Write a run's `model.stablehlo` and `model.json`; its task has a `predict`."""
     program = export_predict(task)
     write_atomically(folder / PROGRAM, bytes(program.serialize()))
     if "schema" in task.inputs:
