@@ -77,18 +77,18 @@ def test_finished_points_are_not_run_again(tmp_path):
 
 def test_scores_by_hand(tmp_path):
     rows = [
-        {"train_loss": value, "test_accuracy": a} for value, a in ((4.0, 0.1), (2.0, None), (1.0, 0.5), (0.5, None))
+        {"train_loss": value, "test_accuracy": a} for value, a in ((4.0, 0.1), (2.0, None), (1.0, 0.5), (0.5, 0.75))
     ]
     assert Rule("train_loss", 2).score(rows, "completed") == 0.75
-    assert Rule("test_accuracy", 3, True).score(rows, "completed") == 0.5
-    assert Rule("test_accuracy", 1, True).score(rows, "completed") == 0.5  # the last one that was measured
+    assert Rule("test_accuracy", 3, True).score(rows, "completed") == 0.625
+    assert Rule("train_loss", 1).score([*rows, {"train_loss": None}], "completed") == 0.5  # the last one there is
     assert math.isnan(Rule("train_loss", 2).score(rows, "diverged"))
     assert math.isnan(Rule("other", 2).score(rows, "completed"))
     tried = [Trial({}, score, "completed", tmp_path) for score in (2.0, math.nan, 1.0, 1.0)]
     assert Rule().best(tried) is tried[2]
     assert Rule(higher_is_better=True).best(tried) is tried[0]
     assert Rule().best(tried[1:2]) is None
-    late = {"train_loss": 0.5, "test_accuracy": 0.1, "test_loss": None}  # evaluated, and not finite
+    late = {"train_loss": 0.5, "test_loss": None}  # the last round is evaluated, so this is not finite
     assert math.isnan(Rule("test_loss", 2).score([{"test_loss": 0.5}, late], "completed"))
 
 

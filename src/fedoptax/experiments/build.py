@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -45,9 +46,10 @@ def name_algorithms(algorithms: Algorithms) -> list[str]:
         if not name or name in named:
             raise UsageError(f"algorithms must be a dictionary for objects and equal names, got {shorten(one)}")
         named[name] = one
-    folders = [name.replace(":", ".") for name in named]  # of their runs, beside that of the searches
-    for name in folders:
-        if "/" in name or not name.strip(".") or name == "tuning" or folders.count(name) > 1:
+    folders = [str(name).replace(":", ".") for name in named]  # of their runs, beside that of the searches
+    for name, folder in zip(named, folders):
+        is_folder = name == str(name) and re.fullmatch(r"\w[^/\\\x00-\x1f\ud800-\udfff]{,99}", folder)
+        if not is_folder or folder == "tuning" or folders.count(folder) > 1:
             raise UsageError(f"algorithms must have names for different folders, got {shorten(list(named))}")
     for name, one in named.items():
         if name in (*ALGORITHMS, *BASELINES) and one not in (name, (ALGORITHMS | BASELINES)[name]):

@@ -119,8 +119,9 @@ def check_grid(grid: Any) -> None:
     for name, values in grid.items():
         if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
             raise UsageError(f"grid: {name} must be a list of values, got {values!r}")
-        plain = [value.item() if hasattr(value, "item") else value for value in values]
-        if len(set(map(str, plain))) < len(plain) or not all(map(math.isfinite, filter(is_number, plain))):
+        plain = to_plain(list(values))
+        keys = {(float(value), "") if is_number(value) else (0.0, repr(value)) for value in plain}
+        if len(keys) < len(plain) or plain.count(None) > sum(value is None for value in values):  # of NaN and infinity
             raise UsageError(f"grid: {name} must have different, finite values, got {values!r}")
 
 

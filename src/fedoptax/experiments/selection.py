@@ -175,10 +175,11 @@ class Rule:
             return math.nan
         measured = [
             i for i, row in enumerate(rows)
-            if row.get(self.metric) is not None or (self.metric != "train_loss" and was_evaluated(row))
+            if row.get(self.metric) is not None
+            or (self.metric != "train_loss" and (was_evaluated(row) or row is rows[-1]))
         ]  # fmt: skip
         late = [i for i in measured if i >= len(rows) - self.last]
-        used: list[Any] = [rows[i].get(self.metric) for i in late or measured[-1:]]  # if none was late, the last
+        used: list[Any] = [rows[i].get(self.metric) for i in late or measured[-1:]]  # if no late one, the last
         return math.nan if None in used or not used else math.fsum(used) / len(used)
 
     def ranked(self, trials: Iterable[Trial]) -> list[Trial]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -217,10 +218,10 @@ def tune(
     fixed, budget = dict(fixed or {}), None if trials is None else check_int("trials", trials)
     if grid is not None:
         check_grid(grid)
-    if search == "grid" and (grid is None or isinstance(grid, Zoom)):
-        raise UsageError("search grid needs grid, the values of all points")
     if search == "grid" and budget is not None:
         raise UsageError("trials needs search zoom or optuna")
+    if search == "grid" and (grid is None or isinstance(grid, Zoom)):
+        raise UsageError("search grid needs grid, the values of all points")
     if search != "grid" and not isinstance(grid, Zoom) and isinstance(algorithm, str):
         grid = complete_grid(find_constructor(algorithm), grid or {}, fixed, None if search == "optuna" else budget)
     if search == "optuna" and isinstance(grid, Zoom):
@@ -250,7 +251,8 @@ class Execution(NamedTuple):
 def run_searches(task: Task, searches: Mapping[Path, Search], folder: Path, how: Execution) -> list[SearchResult]:
     """Run the points that are not yet done of searches by their folders, in `point-001`, … there; see `tune`.
 
-    They have equal options, and workers share the points of all. `folder` is theirs or the one above them.
+    They have equal options. Workers share the points of all; without them one search follows another, so that the
+    programs of one are compiled at a time. `folder` is theirs or the one above them.
     """
     trials: dict[Path, list[Trial]] = {out: [] for out in searches}
     makers: dict[str, PointMaker] = {}
@@ -262,7 +264,8 @@ def run_searches(task: Task, searches: Mapping[Path, Search], folder: Path, how:
             stack.enter_context(opened(out, FILE, search, how.overwrite))
         update = stack.enter_context(bar("search", count * rounds, enabled=how.progress, each=rounds))
         while (done := sum(map(len, trials.values()))) < count:
-            following = [one for out in searches for one in _next_runs(searches[out], trials[out], out, how)]
+            runs = (one for out in searches for one in _next_runs(searches[out], trials[out], out, how))
+            following = list(islice(runs, 1 if how.executor is None else None))
             jobs = [
                 Job(run_point, arguments, rounds, note, place, count)
                 for place, (note, arguments) in enumerate(following, done)

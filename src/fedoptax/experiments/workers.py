@@ -88,7 +88,7 @@ def run_jobs(task: Task, shared: Any, jobs: Sequence[Job], folder: Path, update:
                 has_begun = has_begun or running > 0 or not pending  # till then perhaps runs are found that were done
                 if has_begun:
                     rounds = first + sum(jobs[k].rounds for k in results) + running
-                    update(rounds, f"{jobs[0].place + len(results)} of {jobs[0].size} runs done")
+                    update(rounds, f"{rounds} of {jobs[0].size * jobs[0].rounds} rounds done")
                 lost += bool(broken)
                 if lost == ATTEMPTS:
                     raise RunError(f"{jobs[broken[0]].name}: {ATTEMPTS} workers died, one after another")
@@ -104,8 +104,8 @@ def run_jobs(task: Task, shared: Any, jobs: Sequence[Job], folder: Path, update:
             _stop(stop, list(pending.values()))
             for file in rounds_of:
                 file.unlink(missing_ok=True)
-        if pending:
-            message = f"stopped after {len(results)} of {len(jobs)} runs"
+        if pending or stopped():
+            message = f"stopped after {jobs[0].place + len(results)} of {jobs[0].size} runs"
             nothing = OnDevice((), 0)
             result = RunResult(History(), (), (), nothing, Status.INTERRUPTED, message, folder, signal=stopped())
             raise Interrupted(result)
