@@ -80,15 +80,12 @@ MEAN = Mean()
 
 @dataclass(frozen=True)
 class SecureMean(Mean):
-    """The weighted mean of fixed-point numbers, as the server of secure aggregation computes it.
+    """The weighted mean of fixed-point numbers, as the server of secure aggregation computes it, with C = `limit` > 0.
 
     Weights are shares that sum to at most 1. A client sends round(wᵢ min(max(uᵢ, −C), C) 2³⁰/C), and these integers are
     added: no sum leaves int32, so modulo 2³² masks can be put upon them. Where no number exceeds C the result differs
     from the weighted mean by at most n/2 · 2⁻³⁰ C / Σ wᵢ over n uploads, apart from the rounding of floating-point
     products. Losses and integers have ranges of their own, `LOSS_RANGE` and `COUNT_RANGE`.
-
-    Args:
-      limit: C > 0.
     """
 
     limit: float
@@ -133,10 +130,7 @@ class SecureMean(Mean):
 class NormClipping(Mean):
     """The weighted mean of uploads clipped to a norm, Σ wᵢ uᵢ min(1, C/‖uᵢ‖) / Σ wᵢ (Sun et al. 2019).
 
-    ‖·‖ is the 2-norm over all leaves but integers together; integer leaves are averaged as they are.
-
-    Args:
-      max_norm: C > 0.
+    C = `max_norm` > 0. ‖·‖ is the 2-norm over all leaves together but integers, which are averaged as they are.
     """
 
     max_norm: float
@@ -192,11 +186,8 @@ class Median(_CoordinateWise):
 class TrimmedMean(_CoordinateWise):
     """The coordinate-wise trimmed mean (Yin et al. 2018, Definition 2).
 
-    Of the n values of a coordinate the ⌊βn⌋ smallest and the ⌊βn⌋ largest are left out; the rest is averaged. Weights
-    are not used.
-
-    Args:
-      fraction: β in [0, 0.5).
+    Of the n values of a coordinate the ⌊βn⌋ smallest and the ⌊βn⌋ largest are left out, β = `fraction` in [0, 0.5); the
+    rest is averaged. Weights are not used.
     """
 
     fraction: float
