@@ -179,7 +179,7 @@ BROKEN = {
     "a row too long": (table("f,label\n1,a\n2,b,c\n"), {}, "a.csv"),
     "no such column": (table("f,species\n1,a\n"), {}, "'label'"),
     "no features": (table("label\na\n"), {}, "no columns of features"),
-    "no rows": (table("f,label\n"), {}, "no training examples"),
+    "no rows": (table("f,label\n"), {}, "no training examples"), "1": (table("f,label\n1,1\n2,1.0\n"), {}, "1 and 1.0"),
     "another split": (table("f,label,part\n1,a,valid\n"), {"split": "part"}, "'part'"),
     "no parquet": (table("PAR1", "a.parquet"), {}, "a.parquet"),
     "an image too high up": (image("cat/1.png"), {}, "1.png"),

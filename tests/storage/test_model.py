@@ -86,7 +86,7 @@ def test_predict_reads_and_writes_files(hospitals, capsys):
     [
         (["run", "--input", "no.csv"], 2, "no.csv"),
         (["run", "--input", "short.csv"], 1, "'dose'"),
-        (["run", "--input", "data.csv", "--out", "a.txt"], 2, "--out"),
+        *((["run", "--input", "data.csv", "--out", name], 2, "--out") for name in ("a.txt", "./data.csv")),
         (["run", "--input", "data.csv", "--top", "3"], 2, "top"),
         (["run", "--input", "data.csv", "--params", "best"], 1, "saved no best"),
         ([".", "--input", "data.csv"], 2, "not the folder of a run"),

@@ -27,6 +27,8 @@ def predict(options: PredictForm) -> None:
         raise UsageError("evaluate prints metrics: it takes neither `out` nor `top`")
     if options.out is not None:
         check_choice("out", options.out.suffix, ENDINGS)
+        if options.input is not None and options.out.resolve() == options.input.resolve():
+            raise UsageError("out must be another file than input")
     from fedoptax.storage.model import load_model  # imports JAX
 
     model = load_model(options.folder, options.params)
@@ -38,6 +40,8 @@ def predict(options: PredictForm) -> None:
     if options.out is None:
         table.to_csv(sys.stdout, index=False)
         return
+    if options.out.suffix != ".csv" and not table.columns.is_unique:
+        raise UsageError("out must end in .csv for a table with two columns of one name")
     if options.out.suffix == ".csv":
         content = table.to_csv(index=False).encode()
     elif options.out.suffix == ".parquet":

@@ -7,6 +7,7 @@ text; float64 becomes float32, whole numbers fit int32, and examples of one numb
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +85,7 @@ def load_file(
         raise UsageError(f"{min(wrong)} does not apply to {what}, got {options[min(wrong)]!r}")
     source = read(path, **options)
     if test_fraction is None:
-        test_fraction = 0.0 if len(source.test["y"]) else 0.2
+        test_fraction = 0.0 if len(source.test["y"]) or split is not None else 0.2
     return holdout(source, test_fraction, seed, schema is not None) if test_fraction else source
 
 
@@ -148,7 +149,7 @@ def _load_table(
         readers.check_columns(path, header, [*texts, *columns, *drop])
         schema = infer_file(path, label, client, target, columns, **cells)
     else:
-        schema = schema.without(drop)
+        schema = schema.without([*drop, *(name for name in (client, split) if name and name in schema.columns)])
     label, client = schema.target.column, client or schema.client
     frame = readers.read_frame(path, [n for n in (*schema.texts, client, split) if n], **schema.cells)
     texts = [name for name in (label, client, split) if name is not None]
@@ -200,8 +201,6 @@ def _as_names(where: str, values: Any) -> list[str]:
         if not isinstance(name, str | int) or name == "":
             raise DataError(f"{where}, row {row + 1}: a whole number or text is needed, got {shorten(repr(name), 40)}")
         names.append(str(name))
-    if len({name.removesuffix(".0") for name in names}) < len(set(names)):
-        raise DataError(f"{where} has the same number in two forms, such as 1 and 1.0")
     return names
 
 
@@ -220,11 +219,14 @@ def _build(where: str, train: _Part, test: _Part | None = None, *, class_names: 
     classes = sort_names(labels) if class_names is None else list(class_names)
     if other := labels.difference(classes):
         raise DataError(f"{where}: class {min(other)!r} is none of the {len(classes)} of the schema")
+    ids = [] if train.client is None or test.client is None else [*train.client, *test.client]
+    for names in (labels, set(ids)):
+        if len({re.sub(r"^(-?[0-9]+)\.0+$", r"\1", name) for name in names}) < len(names):
+            raise DataError(f"{where} has the same number in two forms, such as 1 and 1.0")
     code = {name: i for i, name in enumerate(classes)}
     y = [np.array([code[v] for v in p.y], np.int32) if isinstance(p.y, list) else p.y for p in (train, test)]
     groups: list[Any] = [None, None]
-    if train.client is not None and test.client is not None:
-        ids = [*train.client, *test.client]
+    if train.client is not None and ids:
         groups = np.split(np.array(ids, np.int64 if all(map(WHOLE.fullmatch, ids)) else None), [len(train.client)])
     about: dict[str, Any] = {"train_groups": groups[0], "test_groups": groups[1], "class_names": tuple(classes) or None}
     return Source({"x": train.x, "y": y[0]}, {"x": test.x, "y": y[1]}, len(classes), train.x.shape[1:], **about)

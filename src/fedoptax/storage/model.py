@@ -98,7 +98,7 @@ class TrainedModel:
         outputs = self._apply(examples)
         new: dict[str, np.ndarray] = {}
         if self.classes is None:
-            flat = outputs.reshape(len(outputs), -1)
+            flat = outputs.reshape(-1, int(np.prod(outputs.shape[1:])))
             names = ["output"] if flat.shape[1] == 1 else [f"output_{i + 1}" for i in range(flat.shape[1])]
             new = dict(zip(["prediction"] if "schema" in self.inputs else names, flat.T))
         else:
@@ -134,8 +134,9 @@ class TrainedModel:
         if "schema" not in self.inputs or len(self.classes or ()) > MOST_COLUMNS:
             raise UsageError(f"evaluate needs a model of a table with at most {MOST_COLUMNS} classes")
         table = self.predict_file(path, threshold=threshold)
-        own = [name for name in table.columns if name != "prediction" and not name.startswith("probability")]
-        check_columns(path, own, [label])
+        made = {"prediction", *([] if self.classes is None else ["probability"])}
+        made |= {f"probability_{name}" for name in self.classes or ()}
+        check_columns(path, [name for name in table.columns if name not in made], [label])
         if not len(table):
             raise DataError(f"{path} has no rows")
         if self.classes is None:
