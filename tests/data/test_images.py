@@ -19,10 +19,10 @@ def pixels(seed, n, shape):
 
 def test_mnist_by_writer_and_fashion_mnist_in_its_folder(tmp_path):
     source = mnist.load(write_mnist(tmp_path), writers=True)
-    np.testing.assert_array_equal(source.train_groups, 100 + np.arange(12) // 4)
+    np.testing.assert_array_equal(source.train_groups, 100 + np.arange(12, dtype=np.int32) // 4, strict=True)
     np.testing.assert_array_equal(source.test_groups, 100 + np.arange(6) // 4)
-    assert source.train_groups.dtype == np.int32
-    assert len(mnist.load_fashion(write_mnist(tmp_path, "fashion-mnist")).test["y"]) == 6
+    fashion = mnist.load_fashion(write_mnist(tmp_path, "fashion-mnist"))
+    assert len(fashion.test["y"]) == 6 and fashion.class_names[4:7] == ("Coat", "Sandal", "Shirt")
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,7 @@ def test_cifar10_has_its_channels_last(tmp_path, monkeypatch):
     np.testing.assert_array_equal(source.train["y"], [label for i in range(1, 6) for label in (i, 0, 9, 3)])
     np.testing.assert_array_equal(source.test["y"], [7, 8, 9])
     assert (source.num_classes, source.input_shape, source.train["y"].dtype) == (10, (32, 32, 3), np.int32)
+    assert " ".join(source.class_names) == "airplane automobile bird cat deer dog frog horse ship truck"
 
 
 @pytest.mark.parametrize("labels", ["fine", "coarse"])
