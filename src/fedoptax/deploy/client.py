@@ -46,7 +46,7 @@ class Order(NamedTuple):
 
     experiment: str  # the run's id, 32 hexadecimal digits
     round: int  # from 0
-    base: int  # the round whose reply of this client the server used last; `INITIAL` if none
+    base: int  # the round of this client's last reply that the server used; `INITIAL` if none
     checkpoints: tuple[int, ...] = ()  # what `base` may be after the server is restored from one of its checkpoints
     session: int = 0  # grows with each start of the server, also one from an earlier checkpoint
     number: int = 0  # grows with each message of a session

@@ -249,10 +249,10 @@ class Execution(NamedTuple):
 
 
 def run_searches(task: Task, searches: Mapping[Path, Search], folder: Path, how: Execution) -> list[SearchResult]:
-    """Run the points that are not yet done of searches by their folders, in `point-001`, … there; see `tune`.
+    """Run the points of several searches that are not done yet, each in `point-001`, … of its folder; see `tune`.
 
-    They have equal options. Workers share the points of all; without them one search follows another, so that the
-    programs of one are compiled at a time. `folder` is theirs or the one above them.
+    The searches have equal options. Workers share the points of all; without workers one search follows another, and
+    each is compiled once. `folder` is that of the search, or of the comparison.
     """
     trials: dict[Path, list[Trial]] = {out: [] for out in searches}
     makers: dict[str, PointMaker] = {}
@@ -266,25 +266,23 @@ def run_searches(task: Task, searches: Mapping[Path, Search], folder: Path, how:
         while (done := sum(map(len, trials.values()))) < count:
             runs = (one for out in searches for one in _next_runs(searches[out], trials[out], out, how))
             following = list(islice(runs, 1 if how.executor is None else None))
-            jobs = [
-                Job(run_point, arguments, rounds, note, place, count)
-                for place, (note, arguments) in enumerate(following, done)
-            ]
+            jobs = [job._replace(place=place, size=count) for place, job in enumerate(following, done)]
             summaries = run_jobs(task, makers, jobs, folder, update, how.executor)
-            for (_, (_, values, place, _)), summary in zip(following, summaries):
+            for job, summary in zip(jobs, summaries):
+                _, values, place, _ = job.arguments
                 score = searches[place.parent].rule.score(read_rows(place, summary["rounds_done"]), summary["status"])
                 trials[place.parent].append(Trial(values, score, summary["status"], place))
     return [SearchResult(search, trials[out], out) for out, search in searches.items()]
 
 
-def _next_runs(search: Search, trials: Sequence[Trial], out: Path, how: Execution) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return the next runs of a search: a note for the progress bar, and the arguments of `run_point`."""
+def _next_runs(search: Search, trials: Sequence[Trial], out: Path, how: Execution) -> list[Job]:
+    """Return the next runs of a search, which do not depend on each other."""
     best = search.rule.best(trials)
     note = search.algorithm + ("" if best is None else f", best {search.rule.metric} so far {best.score:.4g}")
     options = search.options | {"seed": search.seed} | ({"trackers": how.trackers} if how.trackers else {})
     following = _next_points(search, trials, 1 if how.executor is None else search.size)
     return [
-        (note, (search.algorithm, values, out / f"point-{number:03d}", options))
+        Job(run_point, (search.algorithm, values, out / f"point-{number:03d}", options), search.rounds, note)
         for number, values in enumerate(following, len(trials) + 1)
     ]
 
