@@ -168,7 +168,6 @@ def workers_of(pid: int) -> list[int]:
 
 @pytest.mark.long
 def test_workers_end_with_a_parent_that_is_killed(tmp_path):
-    """Its output, which they share, ends then."""
     lines = "with Processes(1) as pool:", "print(pool.submit(str, 1).result(), flush=True)", "time.sleep(90)"
     script = tmp_path / "parent.py"
     script.write_text("import time\nfrom fedoptax.experiments.workers import Processes\n"
@@ -176,7 +175,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "1\n"
         parent.kill()
-        assert parent.communicate(timeout=30) == ("", None)
+        assert parent.communicate(timeout=30) == ("", None)  # an end of the output that workers share
 
 
 @pytest.mark.long
