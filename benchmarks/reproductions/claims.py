@@ -40,6 +40,10 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
     `everywhere`: each method of all tables is significantly behind the first in one, once all are there.
     """
     claims = []
+    again = {
+        name: [steps[one["name"]] for one in recipe["steps"] if one.get("repeats") == name and one["name"] in steps]
+        for name in steps
+    }  # the repetitions of a search with other seeds
     for options in recipe.get("claims", ()):
         if options.get("everywhere") and len(tables) == len(recipe["steps"]):
             names = set.intersection(*({row.name for row in table.rows} for table in tables.values()))
@@ -60,10 +64,6 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
         step = steps[options["step"]]
         measure = measure_of(step, options) if step.runs else _NOTHING
         words = measure.words(step.any_run) if step.runs else f"{step.rule().metric.replace('_', ' ')} of the search"
-        again = {
-            name: [steps[one["name"]] for one in recipe["steps"] if one.get("repeats") == name and one["name"] in steps]
-            for name in steps
-        }
         tests = _make_tests(options, step, steps, measure, again)
         claims.append(Claim(options["says"], about["title"], paper, words, tests))
     for equivalence in (False, True):
