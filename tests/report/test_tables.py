@@ -202,6 +202,10 @@ def test_equal_differences_decide_without_a_t_test():
     assert compare_seeds(one, one) == (3, 0.0, 0.0, 0.0, 1.0, 0.0)
     apart = compare_seeds(one, {seed: value - 0.25 for seed, value in one.items()})
     assert (apart.p_differs, apart.p_within_point) == (0.25, 1.0)
+    shares = {seed: float(np.float32(correct / 48)) for seed, correct in enumerate((31, 40, 22))}
+    more = {seed: float(np.float32(value + 1 / 48)) for seed, value in shares.items()}  # equal but for rounding
+    assert compare_seeds(more, shares).p_differs == 0.25
+    assert compare_seeds(one, {seed: value * (1 + 1e-7) for seed, value in one.items()}).p_differs == 1.0
 
 
 def test_markdown_escapes(tmp_path):

@@ -27,10 +27,14 @@ class Paired(NamedTuple):
 
 def compare_seeds(one: Mapping[int, float], other: Mapping[int, float]) -> Paired:
     """Compare values by seed; without three finite differences there are neither intervals nor p-values."""
-    differences = np.array([one[seed] - other[seed] for seed in one.keys() & other.keys()])
+    pairs = np.array([(one[seed], other[seed]) for seed in one.keys() & other.keys()]).reshape(-1, 2)
+    differences = pairs[:, 0] - pairs[:, 1]
     mean = float(differences.mean()) if len(differences) else math.nan
     if len(differences) < LEAST_PAIRS or not np.isfinite(differences).all():
         return Paired(len(differences), mean, *[math.nan] * 4)
+    noise = 2.0**-21 * np.abs(pairs).max()  # of values that were computed in float32
+    if np.ptp(differences) <= noise:
+        differences[:] = mean if abs(mean) > noise else 0.0
     half = float(stdtrit(len(differences) - 1, 1 - LEVEL / 2) * stats.sem(differences))
     within = max(_test(differences, -POINT, "greater"), _test(differences, POINT, "less"))
     return Paired(len(differences), mean, mean - half, mean + half, _test(differences, 0, "two-sided"), within)
@@ -38,7 +42,7 @@ def compare_seeds(one: Mapping[int, float], other: Mapping[int, float]) -> Paire
 
 def _test(differences: np.ndarray, mean: float, alternative: str) -> float:
     """The p-value of a t-test. Equal differences have an infinite t: a sign test then; a margin they decide."""
-    if np.ptp(differences) <= 1e-9 * np.abs(differences).max():
+    if not np.ptp(differences):
         gap = differences[0] - mean
         if alternative == "two-sided":
             return 1.0 if gap == 0 else 2.0 ** (1 - len(differences))
