@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from html import escape
 from typing import Any
 
@@ -55,7 +55,8 @@ def _lines(description: str, total: int, each: int) -> Update:
         earlier = now - 1 if before < 0 else shown
         if seconds >= SECONDS or (each and now // each > earlier // each):
             rounds = "" if each else f"round {now} of {total}, "
-            print(f"{description}: {rounds}{note}{left}", file=sys.stderr, flush=True)
+            with suppress(OSError):  # what reads the lines may have ended; the run goes on
+                print(f"{description}: {rounds}{note}{left}", file=sys.stderr, flush=True)
         if seconds >= SECONDS or before < 0:  # at first: by then it has compiled, or found runs that were done
             last, before = time.monotonic(), now
         shown = now

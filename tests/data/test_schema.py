@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import fedoptax as fx
 from fedoptax.data.custom import load_file
 from fedoptax.data.describe import find_faults, infer_file, infer_schema
-from fedoptax.data.schema import EMPTY, Schema, Target
+from fedoptax.data.schema import EMPTY, ColumnSchema, Schema, Target
 from fedoptax.data.statistics import add_up, add_up_clients, prepare
 from fedoptax.tasks.images import cross_entropy
 from fedoptax.tasks.tables import class_weights
@@ -230,6 +230,7 @@ def test_a_schema_travels_and_new_rows_are_answered_as_in_training(table, tmp_pa
     assert caplog.messages == ["note: column 'ward': unknown categories in 1 of 40 rows"]
     assert list(table_of.columns[:4]) == ["id", "hospital", "outcome", "cost"] and len(table_of) == 40
     assert set(table_of["zip"]) == {"007"}
+    assert ColumnSchema("category", ("1", "x")).codes(pd.Series(["1.0", "x", "2.0"])).tolist() == [0, 1, -1]
     np.testing.assert_allclose(table_of["probability_0_no"] + table_of["probability_1_yes"], 1, atol=1e-6)
     often = model.predict_file(tmp_path / "new.csv", threshold=0.1).prediction == "1_yes"
     assert np.array_equal(often, table_of["probability_1_yes"] >= 0.1)

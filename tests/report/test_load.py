@@ -24,9 +24,8 @@ def test_a_comparison_keeps_its_own_order(tmp_path):
 RUN = "fedavg/seed-0/"
 DAMAGED: list[tuple[str, Callable[[str], str], str]] = [  # file, what becomes of its text, the refusal
     (f"{RUN}config.json", lambda text: "[1]", "config.json"),
-    ("compare.json", lambda text: '{"format": 7}', "format 7"),
-    (f"{RUN}history.jsonl", lambda text: text.replace('{"round": 5', '{"rou'), "line 5"),
-    (f"{RUN}history.jsonl", lambda text: text * 2, "line 7"),  # rounds out of order
+    (f"{RUN}history.jsonl", lambda text: text[text.index("\n") + 1 :], "line 1"),  # rounds out of order
+    (f"{RUN}history.jsonl", lambda text: text[:-9], "has 5 of 6 rounds"),  # of a run that has ended
 ]
 
 

@@ -85,7 +85,7 @@ def test_sequences_are_as_long_as_the_longest_and_may_weigh_by_tokens(folder):
 def test_clients_of_every_kind_of_file(folder, tmp_path):
     import pandas as pd
 
-    rows = [{"client": c, "text": text} for c, text in (("a", "one"), ("b", "two"), ("a", "three"))]
+    rows = [{"client": c, "text": text} for c, text in (("a", "one"), ("b", "two"), ("a ", "three"))]
     pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
     pd.DataFrame(rows).to_parquet(tmp_path / "t.parquet")
     write_texts(tmp_path / "t.jsonl", rows)
@@ -93,7 +93,7 @@ def test_clients_of_every_kind_of_file(folder, tmp_path):
     for name in "ab":
         (tmp_path / "folder" / name).mkdir(parents=True)
         for row in rows:
-            if row["client"] == name:
+            if row["client"].strip() == name:
                 (tmp_path / "folder" / name / f"{row['text']}.txt").write_text(row["text"])
     for path in ("t.csv", "t.parquet", "t.jsonl", "t.json", "folder"):
         texts = {c: sorted(row["text"] for row in part) for c, part in read_texts(tmp_path / path).items()}
@@ -105,7 +105,7 @@ def test_clients_of_every_kind_of_file(folder, tmp_path):
     refused(lambda: read_texts(tmp_path / "bad.jsonl"), "line 3", "JSON")
     write_tokenizer(tmp_path)
     tokenizer = TextTokenizer.read(tmp_path)
-    refused(lambda: tokenizer.encode({"words": 1, "text": None}), "must have text", "got words")
+    refused(lambda: tokenizer.encode({"words": 1, "text": None}), "must have text", "got {'words': 1")
     pd.DataFrame([{**conversations()[0], "client": "a"}]).to_parquet(tmp_path / "talk.parquet")
     (talk,) = read_texts(tmp_path / "talk.parquet")["a"]
     assert tokenizer.encode(talk) == tokenizer.encode(conversations()[0])  # an array of the list

@@ -24,7 +24,7 @@ from fedoptax.experiments.workers import open_executor
 from fedoptax.names import BASELINES
 from fedoptax.storage.checkpoint import least_total
 from fedoptax.storage.config import read_config
-from fedoptax.storage.folder import ENDED, Status, read_summary
+from fedoptax.storage.folder import ENDED, MARKS, Status, read_summary
 from fedoptax.tasks.task import Task
 
 RESUMED = {*options_of(RunOptions), "wrappers", "trackers", "rates", "command"} - {"mesh"}
@@ -57,11 +57,16 @@ def _run(task: Task, name: str, values: Mapping[str, Any], options: Mapping[str,
 @contextmanager
 def errors_name(folder: Path) -> Iterator[None]:
     """Within it, the errors of a run or of several say which folder they are in, and how to continue."""
+    flag = " --distributed" if is_distributed() else ""
+    remedy = f"continue with: fedoptax resume {shlex.quote(str(folder))}{flag}"
     try:
         yield
     except Interrupted as stop:
-        remedy = f"fedoptax resume {shlex.quote(str(folder))}" + (" --distributed" if is_distributed() else "")
-        raise Stopped(f"{stop}; continue with: {remedy}", stop.result.signal) from None
+        raise Stopped(f"{stop}; {remedy}", stop.result.signal) from None
+    except KeyboardInterrupt:  # between two runs
+        if any((folder / mark).is_file() for mark in MARKS):
+            print(remedy, file=sys.stderr)
+        raise
     except DivergedError as error:
         raise RunError(f"{error} (in {folder})") from error
 

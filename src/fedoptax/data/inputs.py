@@ -85,7 +85,7 @@ def as_examples(
         x = np.where(np.isnan(x), np.asarray(inputs["fill"], np.float32), x) if "fill" in inputs else x
     elif hasattr(x, "columns"):
         readers.check_columns(where, x.columns, [TEXT])
-        x = x[TEXT].tolist()
+        x = x[TEXT].fillna("").tolist()
     if TEXT in inputs and not isinstance(x, Mapping) and all(isinstance(text, str) for text in x):
         return _encode(x, inputs, fields, classes)
     arrays = dict(x) if isinstance(x, Mapping) else {next(iter(fields)): x}

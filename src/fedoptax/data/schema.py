@@ -118,7 +118,8 @@ class ColumnSchema:
     def codes(self, column: Series[Any]) -> np.ndarray:
         """Return the place of each cell among the categories, (rows,), or -1."""
         place = {category: i for i, category in enumerate(self.categories)}
-        return np.array([place.get(text or "", -1) for text in as_texts(column)], np.int64)
+        texts = (text or "" for text in as_texts(column))  # whole numbers beside empty cells may be written 1.0
+        return np.array([place.get(text, place.get(text.removesuffix(".0"), -1)) for text in texts], np.int64)
 
 
 @dataclass(frozen=True)

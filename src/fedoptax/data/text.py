@@ -85,8 +85,7 @@ class TextTokenizer:
             case {"text": str(text)}:
                 ids = self.tokenizer.encode(text).ids + self.end
                 return ids, [True] * len(ids)
-        filled = (name for name, value in example.items() if value is not None)
-        raise DataError(f"an example must have text, messages, or prompt and completion, got {', '.join(filled)}")
+        raise DataError(f"an example must have text, messages, or prompt and completion, got {shorten(example)}")
 
     def _encode_conversation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
         if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
@@ -150,10 +149,10 @@ def read_texts(path: Path, client: str = "client") -> dict[str, list[dict[str, A
                 clients.setdefault(name, []).append({"text": file.read_text(encoding="utf-8-sig")})
     else:
         for number, row in enumerate(_read_rows(path, client), 1):
-            if not isinstance(row, dict) or row.get(client) is None:
+            if not isinstance(row, dict) or row.get(client) in (None, ""):
                 columns = ", ".join(row) if isinstance(row, dict) else type(row).__name__
                 raise UsageError(f"client_column '{client}' must be in all of {path}; row {number} has {columns}")
-            clients.setdefault(str(row[client]), []).append(row)
+            clients.setdefault(str(row[client]).strip(), []).append(row)
     if not clients:
         raise DataError(f"{path} has no texts")
     return clients

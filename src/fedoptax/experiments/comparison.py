@@ -21,8 +21,8 @@ from fedoptax.experiments.record import split_options
 from fedoptax.experiments.selection import make_watch
 from fedoptax.experiments.workers import Job, run_jobs
 from fedoptax.storage.config import read_record, write_record
-from fedoptax.storage.folder import ENDED, read_summary
-from fedoptax.storage.history import History, is_shown, read_rows
+from fedoptax.storage.folder import ENDED
+from fedoptax.storage.history import History, is_shown, read_run
 from fedoptax.tasks.task import Task, check_task
 
 FILE = "compare.json"
@@ -70,9 +70,8 @@ class Compared(NamedTuple):
     def _read(self) -> dict[str, list[tuple[str, History]]]:
         runs = defaultdict(list)
         for name, seed in product(self.comparison.algorithms, self.comparison.seeds):
-            folder = _run_folder(self.folder, name, seed)
-            summary = read_summary(folder)
-            runs[name].append((summary["status"], History(read_rows(folder, summary["rounds_done"]))))
+            summary, rows = read_run(_run_folder(self.folder, name, seed))
+            runs[name].append((summary["status"], History(rows)))
         return runs
 
     def _repr_html_(self) -> str:
@@ -112,7 +111,8 @@ def compare(
         learning rates that `hyperparameters` do not name, then finer ones around the best.
       rates: by algorithm, where its learning rates come from, for the report.
       select, last: how the points of the searches are ranked, as in `tune`.
-      overwrite: remove an earlier comparison in `out` instead of continuing it.
+      overwrite: remove an earlier comparison in `out` instead of continuing it: functions and algorithms are known by
+        their names alone, so pass it after one was changed.
       progress, command, executor: as in `tune`.
       **options: further arguments of `fedoptax.run`, the same for all runs; `weighting` as in `tune`.
 

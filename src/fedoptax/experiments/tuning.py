@@ -27,7 +27,7 @@ from fedoptax.names import BASELINES
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.config import plain_options, read_config, read_record, write_record
 from fedoptax.storage.folder import ENDED, Status, is_finished, locked, prepare, read_summary
-from fedoptax.storage.history import read_rows
+from fedoptax.storage.history import read_rows, read_run
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
 
@@ -116,11 +116,10 @@ class SearchResult:
         search, trials = Search.read(folder), []
         places = [place for place in folder.glob("point-*") if (place / "config.json").is_file()]
         for place in sorted(places, key=lambda place: (len(place.name), place.name)):  # point-999 before point-1000
-            config, rows = read_config(place), read_rows(place)
+            config, (summary, rows) = read_config(place), read_run(place)
             values = {WEIGHTING: config.get(WEIGHTING), **config["algorithm"]["hyperparameters"]}
-            status = read_summary(place).get("status", Status.RUNNING)
-            score = search.rule.score(rows, status)
-            trials.append(Trial({name: values.get(name) for name in search.grid}, score, status, place))
+            score = search.rule.score(rows[: search.rounds], summary["status"])  # it may have been continued by itself
+            trials.append(Trial({name: values.get(name) for name in search.grid}, score, summary["status"], place))
         return cls(search, trials, folder)
 
     @property
@@ -270,7 +269,8 @@ def run_searches(task: Task, searches: Mapping[Path, Search], folder: Path, how:
             summaries = run_jobs(task, makers, jobs, folder, update, how.executor)
             for job, summary in zip(jobs, summaries):
                 _, values, place, _ = job.arguments
-                score = searches[place.parent].rule.score(read_rows(place, summary["rounds_done"]), summary["status"])
+                rows = read_rows(place, min(rounds, summary["rounds_done"]))
+                score = searches[place.parent].rule.score(rows, summary["status"])
                 trials[place.parent].append(Trial(values, score, summary["status"], place))
     return [SearchResult(search, trials[out], out) for out, search in searches.items()]
 

@@ -29,16 +29,7 @@ def conv_and_pool(x: jax.Array, kernel: jax.Array, padding: Padding = "VALID") -
     A patch of the windows' four pixels times four shifted kernels is a product with four times the columns and a
     quarter of the rows, which takes half the time: a step of FAFED's Fashion-MNIST CNN 0.54 (one core).
 
-    Args:
-      x: (n, height, width, in).
-      kernel: (kernel height, kernel width, in, out), of x's dtype.
-      padding: of the convolution, `"VALID"` or `"SAME"`.
-
-    Returns:
-      (n, output height // 2, output width // 2, out), of x's dtype.
-
-    Raises:
-      UsageError: as `conv` and `max_pool`.
+    Arguments and errors are those of `conv` and `max_pool`. Returns (n, output height // 2, output width // 2, out).
     """
 
     def separate(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -125,18 +116,11 @@ def flat(x: jax.Array) -> jax.Array:
 
 
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """x @ kernel; on a CPU the gradient of a kernel with few columns is computed transposed.
+    """x (n, in) @ kernel (in, out); on a CPU the gradient of a kernel with few columns is computed transposed.
 
     That gradient, xᵀ g, has a transposed left side and few columns, which XLA multiplies slowly on a CPU: for 20
     examples and a kernel of 784 × 10 in three times the time of gᵀ x, transposed. A round of logistic regression takes
     0.65 of the time (2 cores). It can be differentiated in any way.
-
-    Args:
-      x: (n, in).
-      kernel: (in, out), of x's dtype.
-
-    Returns:
-      (n, out), of x's dtype.
     """
     if kernel.shape[1] > NARROW:
         return x @ kernel

@@ -11,8 +11,8 @@ import pandas as pd
 
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.config import read_config, read_record
-from fedoptax.storage.folder import ENDED, read_summary
-from fedoptax.storage.history import read_rows
+from fedoptax.storage.folder import ENDED
+from fedoptax.storage.history import read_run
 from fedoptax.tasks.metrics import Column, higher_is_better
 
 #: History columns that measure cost, not quality.
@@ -127,8 +127,7 @@ def load_run(folder: Path, comparison: Mapping[str, Any] = MappingProxyType({}))
     examples, unless that is the loss.
     """
     config = read_config(folder)
-    rows = read_rows(folder)
-    summary = {"status": "running", "rounds_done": len(rows)} | read_summary(folder)
+    summary, rows = read_run(folder)
     numbers = pd.DataFrame(rows or {"round": []}).drop(columns="worst_client", errors="ignore")
     frame = numbers.apply(pd.to_numeric, errors="coerce").astype(float)
     frame = frame.where(frame.abs() < _LARGEST).astype({"round": int})

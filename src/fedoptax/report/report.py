@@ -92,10 +92,10 @@ def _judge(rows: Sequence[Row], unranked: Sequence[str]) -> Verdict:
     common = set.intersection(*(set(row["finals"]) for row in rows))
     if len(common) >= LEAST_PAIRS and any(row["finals"].keys() != common for row in rows):
         text += f", by the mean over the {format_count(len(common), 'seed')} in common"
-    if unranked:
-        text += f"; {join_words(unranked)}, of which not all seeds completed, cannot be ranked"
     if math.isfinite(leader["commonest"]):
         text += f", against {format_number(leader['commonest'])} for the commonest class"
+    if unranked:
+        text += f"; {join_words(unranked)}, of which not all seeds completed, cannot be ranked"
     if any(math.isnan(row["final_std"]) for row in rows):
         why = "Each ran with one seed" if all(row["seeds"] == 1 for row in rows) else "Some ran with one seed"
         return Verdict(name, False, f"{text}. {why}, so how far chance moves these values is unknown.")

@@ -43,6 +43,8 @@ class AdaptedModel(NamedTuple):
         is_chat = bool(tokenizer.chat_template)
         prompt = tokenizer.render([{"role": "user", "content": prompt}], is_prompt=True) if is_chat else prompt
         ids = tokenizer.tokenizer.encode(prompt, add_special_tokens=not is_chat).ids
+        if not ids:
+            raise UsageError("prompt must have a token, got an empty one")
         model, base = read_model(self.options, self.lora)
         params = self.params if self.lora is None else {**base, "lora": self.params}
 

@@ -100,7 +100,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def is_finished(folder: Path) -> bool:
     """Return whether a run came to its end; else it is continued from its checkpoint."""
     try:
-        return read_summary(folder).get("status") in (*ENDED, Status.DIVERGED)
+        return (folder / "config.json").is_file() and read_summary(folder).get("status") in (*ENDED, Status.DIVERGED)
     except RunError:
         return False
 

@@ -13,6 +13,7 @@ import numpy as np
 from fedoptax._files import reading, to_plain, write_atomically, writing
 from fedoptax.data.readers import DataFrame
 from fedoptax.errors import RunError, UsageError
+from fedoptax.storage.folder import Status, read_summary
 from fedoptax.tasks.metrics import Column
 
 Row = dict[str, Any]
@@ -152,6 +153,13 @@ def read_rows(folder: Path, rounds: int | None = None) -> list[Row]:
     if rounds is not None and len(rows) < rounds:
         raise RunError(f"'{path}' has {len(rows)} of {rounds} rounds")
     return rows
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], list[Row]]:
+    """Return a run's summary and the rows that it counts, or all so far while the run goes on; none may be missing."""
+    summary = {"status": Status.RUNNING, "message": None} | read_summary(folder)
+    rows = read_rows(folder, None if summary["status"] == Status.RUNNING else summary["rounds_done"])
+    return summary | {"rounds_done": len(rows)}, rows
 
 
 def _encode(rows: list[Row]) -> bytes:

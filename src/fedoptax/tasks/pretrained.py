@@ -160,7 +160,7 @@ def read_clients(
             raise DataError(f"{path} has no token in the loss within {context} tokens (context)")
 
     key = hashlib.sha256(f"{column} {context}".encode()).hexdigest()[:8]
-    arrays = cached(f"tokens-{key}", [file for file in files if file.exists()], 1, decode)
+    arrays = cached(f"tokens-{key}", [file for file in files if file.exists()], 2, decode)
     ids, sizes = np.unique(arrays["client"], return_counts=True)
     count = len(ids) if options.num_clients is None else check_int("num_clients", options.num_clients, 1, len(ids))
     sizes, end, share = sizes[:count], sizes[:count].sum(), options.test_fraction
