@@ -48,7 +48,7 @@ def test_rates_are_searched_first_and_every_algorithm_runs_over_every_seed(tmp_p
     assert other.comparison.tunings["fedavg"].seed == 6
 
 
-def test_functions_and_objects_are_compared_with_one_weighting_and_searched_rates(tmp_path):
+def test_functions_and_objects_are_compared_with_one_weighting_and_searched_rates(tmp_path, caplog):
     def mine(client_lr: float, server_lr: float) -> fx.FedAlgorithm:
         return fx.fedavg(client_lr, server_lr)
 
@@ -57,8 +57,7 @@ def test_functions_and_objects_are_compared_with_one_weighting_and_searched_rate
     assert compared.comparison.tunings["mine"].rule == Rule("test_excess", 2)
     assert len(SearchResult.read(tmp_path / "a" / "tuning" / "mine").trials) == 3
     assert {"server_lr", "client_lr"} == set(compared.comparison.tunings["mine"].grid)
-    history = compared.histories["mine"][0]
-    assert [row["round"] for row in history if row["test_excess"] is not None] == [2, 3]
+    assert [row["round"] for row in compared.histories["mine"][0] if row["test_excess"] is not None] == [2, 3]
     algorithms, given = {"a": fx.scaffold(0.01), "b": fx.scaffold}, {"b": {"client_lr": 0.01}}
     compared = fx.compare(TASK, algorithms, tmp_path / "b", seeds=1, hyperparameters=given, **SMALL)
     assert losses(compared)["a"] == losses(compared)["b"]
@@ -67,6 +66,7 @@ def test_functions_and_objects_are_compared_with_one_weighting_and_searched_rate
     for _ in range(2):  # the second call finds all done, though its schedule is another object
         decaying = {"b": {"client_lr": fx.schedules.parse_schedule("cosine(0.1, 5)")}}
         fx.compare(TASK, {"b": fx.scaffold}, tmp_path / "d", seeds=1, hyperparameters=decaying, **SMALL)
+    assert [message for message in caplog.messages if "if b was changed" in message] == caplog.messages[:1]
     paper = fx.compare(TASK, ["scaffold"], tmp_path / "c", seeds=1, weighting="paper", **SMALL)
     assert read_json(paper.folder / "scaffold" / "seed-0" / "config.json")["weighting"] == "uniform"
 

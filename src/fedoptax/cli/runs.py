@@ -57,8 +57,7 @@ def _run(task: Task, name: str, values: Mapping[str, Any], options: Mapping[str,
 @contextmanager
 def errors_name(folder: Path) -> Iterator[None]:
     """Within it, the errors of a run or of several say which folder they are in, and how to continue."""
-    flag = " --distributed" if is_distributed() else ""
-    remedy = f"continue with: fedoptax resume {shlex.quote(str(folder))}{flag}"
+    remedy = f"continue with: fedoptax resume {shlex.quote(str(folder))}{' --distributed' if is_distributed() else ''}"
     try:
         yield
     except Interrupted as stop:

@@ -1,5 +1,6 @@
 """A comparison: several algorithms on one task over several seeds, in one folder, and its continuation."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from fedoptax._files import reading
 from fedoptax._progress import bar, html_table
+from fedoptax.algorithms import ALGORITHMS
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
@@ -20,6 +22,7 @@ from fedoptax.experiments.presets import choose_settings, describe_rates
 from fedoptax.experiments.record import split_options
 from fedoptax.experiments.selection import make_watch
 from fedoptax.experiments.workers import Job, run_jobs
+from fedoptax.names import BASELINES
 from fedoptax.storage.config import read_record, write_record
 from fedoptax.storage.folder import ENDED
 from fedoptax.storage.history import History, is_shown, read_run
@@ -111,8 +114,7 @@ def compare(
         learning rates that `hyperparameters` do not name, then finer ones around the best.
       rates: by algorithm, where its learning rates come from, for the report.
       select, last: how the points of the searches are ranked, as in `tune`.
-      overwrite: remove an earlier comparison in `out` instead of continuing it: functions and algorithms are known by
-        their names alone, so pass it after one was changed.
+      overwrite: remove an earlier comparison in `out` instead of continuing it.
       progress, command, executor: as in `tune`.
       **options: further arguments of `fedoptax.run`, the same for all runs; `weighting` as in `tune`.
 
@@ -152,6 +154,9 @@ def compare(
         values |= {name: one for name, one in earlier.hyperparameters.items() if name in tunings}  # once it is finished
         comparison = replace(comparison, hyperparameters=values, command=earlier.command, rates=earlier.rates)
         tuning.check_same(folder / FILE, earlier, comparison, "comparison")
+        if own := sorted({*names} - {*ALGORITHMS, *BASELINES}):  # known by name alone
+            note = "note: runs in '%s' are not repeated; if %s was changed, pass overwrite=True"
+            logging.getLogger("fedoptax").warning(note, folder, ", ".join(own))
     how = tuning.Execution(progress, options.get("trackers"), overwrite, executor)
     return run_comparison(task, comparison, folder, how)
 
