@@ -3,7 +3,8 @@
 A row is a round of a run. `run` is the run's place (STEP/ALGORITHM/seed-N, STEP/point-N of a search, or
 STEP/tuning/ALGORITHM/point-N), `config` and `summary` are its config.json and summary.json; all three repeat, which
 costs nothing in Parquet. Losses and metrics are float32 wherever that keeps them exactly. Left out are the classes of
-each client's examples and the seconds of single rounds (`summary` has their median and their sum).
+each client's examples, the seconds of single rounds (`summary` has their median and their sum), and of the searches
+before a comparison all metrics but the one that ranks their points.
 """
 
 import json
@@ -85,6 +86,9 @@ def read_run(folder: Path, place: str) -> pd.DataFrame:
     rows = pd.read_json(folder / "history.jsonl", lines=True, precise_float=True)
     if "seconds" in rows:
         summary["seconds_per_round"] = float(rows.pop("seconds").median())
+    if "/tuning/" in place:
+        ranking = read_json(folder.parent / "tune.json")["rule"]["metric"]
+        rows = rows[rows.columns.intersection(["round", "train_loss", ranking])]
     if rows.empty:  # diverged before a round was recorded: a round 0 keeps its place
         rows = pd.DataFrame({"round": [0]})
     for column, value in zip(REPEATED, (place, json.dumps(config), json.dumps(summary)), strict=True):
