@@ -120,8 +120,7 @@ def test_a_task_of_ones_own_is_sent_if_its_functions_can_be(tmp_path):
     def loss(params: Any, batch: Any, key: Any) -> Any:
         return jnp.sum(params["hidden"]["bias"]) * (lock is not None)
 
-    with pytest.raises(fx.UsageError, match="cannot be sent to workers: name it as MODULE:FUNCTION"):
-        run(Dying(0), tmp_path, 4, task=small_task(loss))
+    refused(lambda: run(Dying(0), tmp_path, 4, task=small_task(loss)), "be sent to workers: name it as MODULE:FUNCTION")
 
 
 def test_another_version_or_other_devices_are_one_line(monkeypatch, tmp_path):

@@ -126,8 +126,8 @@ def test_a_winner_needs_a_paired_test(tmp_path):
     assert not near.is_clear and "fedadam has the highest final test accuracy" in near.text
     assert "the difference from fedyogi is not significant (p ≥ 0.53)" in near.text
     assert "Equivalent within a percentage point: fedyogi." in near.text
-    assert table.loc["fedavg", "p"] == pytest.approx(2 * 0.0033167, rel=1e-3)  # Holm: the smaller of two
-    assert table.loc["fedyogi", "p"] == pytest.approx(0.52860, rel=1e-3)  # and the larger
+    assert table.loc["fedavg", "p"] == pytest.approx(2 * 0.0033167, rel=1e-3)  # Holm: the smallest of three, 0.0003,
+    assert table.loc["fedyogi", "p"] == pytest.approx(0.52860, rel=1e-3)  # is that of fedyogi against fedavg
     shown = to_markdown(table.reset_index())
     assert "within a point" in shown and " highest |" in shown and " best |" not in shown.splitlines()[2][:60]
     lines = [" ".join(row) for row in short_table(table.reset_index())]

@@ -83,8 +83,7 @@ def test_first_natural_clients_keep_only_their_own_test_examples():
     others = by_writer(source([2, 2, 5], [9, 8, 9]), num_clients=1)  # of other writers all are kept
     np.testing.assert_array_equal(others.test["x"], [100, 101, 102])
     np.testing.assert_array_equal(others.test_owners, [2, 1, 2])  # the one who trains is 0
-    with pytest.raises(fx.UsageError, match="num_clients must be <= 3, the number of writers"):
-        by_writer(source([2, 2, 5, 5, 7], [7]), num_clients=4)
+    refused(lambda: by_writer(source([2, 2, 5, 5, 7], [7]), num_clients=4), "must be <= 3, the number of writers")
     data = source([2, 2, 5], [2])  # sorted by client, so not copied
     assert np.shares_memory(by_writer(data).clients.examples["x"], data.train["x"])
 

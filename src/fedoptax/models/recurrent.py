@@ -23,17 +23,8 @@ def lstm(x: jax.Array, kernel: jax.Array, recurrent: jax.Array, bias: jax.Array)
 
     The input's projection is one matrix multiply before the loop over time. It can be differentiated once, backwards.
 
-    Args:
-      x: (time, batch, in).
-      kernel: (in, 4·units), of x's dtype, like the others.
-      recurrent: (units, 4·units).
-      bias: (4·units,).
-
-    Returns:
-      h: (time, batch, units), of x's dtype.
-
-    Raises:
-      UsageError: shapes that do not fit.
+    Takes x (time, batch, in), kernel (in, 4·units), recurrent (units, 4·units) and bias (4·units,), all of one dtype;
+    shapes that do not fit are a `UsageError`. Returns h (time, batch, units).
     """
     units = recurrent.shape[0]
     fitting = ((x.shape[-1], 4 * units), (units, 4 * units), (4 * units,))
