@@ -88,8 +88,10 @@ def _make_tests(
             }
             for one in (step, other)
         )
+        seeds = ours.keys() & others.keys()
         label, other_label = (
-            f"{fmean(counts.values()):.3g} points of {one.name}" for counts, one in ((ours, step), (others, other))
+            f"{fmean(counts[seed] for seed in seeds):.3g} points of {one.name}"
+            for counts, one in ((ours, step), (others, other))
         )
         paired = compare_seeds(ours, others)
         return [Test(label, other_label, Measure("points", True), *paired[:4], paired.p_differs)]
@@ -110,7 +112,7 @@ def _make_tests(
         return [replace(test, other="its start") for test in tests]
     if "point" in options:
         point = options["point"]
-        found = {one.seed: one.scores() for one in (step, *again[step.name])}
+        found = {one.seed: one.scores for one in (step, *again[step.name])}
         its = {
             seed: next(score for values, score in scores if values | point == values) for seed, scores in found.items()
         }
@@ -118,7 +120,7 @@ def _make_tests(
         share = Measure(step.rule().metric, step.rule().higher_is_better)
         label = ", ".join(f"{name} {value}" for name, value in point.items())
         return [Test(label, "the best", share, *paired[:4], paired.p_within_point, equivalence=True)]
-    scores = step.scores()
+    scores = step.scores
     least = options["every"] == "at least"
     met = [score >= options["value"] if least else score <= options["value"] for _, score in scores]
     test = Test(
@@ -130,7 +132,7 @@ def _make_tests(
 
 def count_near(step: Step, distance: float, per: str | None = None) -> int:
     """Count the points of a search that are at most so far from its best; with `per`, at the value where most are."""
-    scores = step.scores()
+    scores = step.scores
     near = [values.get(per) for values, score in scores if abs(score - scores[0][1]) <= distance]
     return max(map(near.count, near))
 

@@ -13,8 +13,10 @@ import os
 import platform
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -167,6 +169,7 @@ class Step:
         """How the points of the search are ranked."""
         return Rule(**next(iter(self.about["searches"].values()))["rule"])
 
+    @cached_property
     def scores(self) -> list[tuple[dict[str, Any], float]]:
         """Return each point's values and its score, best first, those without a score last."""
         rule, grid = self.rule(), next(iter(self.about["searches"].values()))["grid"]
@@ -185,6 +188,10 @@ def read(name: str, runs: Path = RUNS) -> dict[str, Step]:
     if (runs / f"{name}.toml").is_file():
         about = tomllib.loads((runs / f"{name}.toml").read_text(encoding="utf-8"))
         table = pd.read_parquet(runs / f"{name}.parquet")
+        for step in about:
+            diverged = _count_diverged(table, step)
+            for algorithm, search in about[step]["searches"].items():
+                search["diverged"] = diverged[algorithm.replace(":", ".")]
         own = [_make_step(step, about[step], dict(_split(table, step))) for step in about]
         least = {name: step.size for name, step in steps.items()}
         # a comparison of which nothing but searches has run has no step yet
@@ -215,6 +222,12 @@ def read_queue(name: str) -> dict[str, Step]:
         rows = rows.drop(columns=["job", "command", "status", "device", "commit", "jax"])
         steps[step] = _make_step(step, about, dict(_split(rows, step)))
     return steps
+
+
+def _count_diverged(table: pd.DataFrame, step: str) -> Counter[str]:
+    """Count the points that diverged in the searches before a comparison, by algorithm."""
+    points = table.loc[table["run"].str.startswith(f"{step}/tuning/"), ["run", "summary"]].drop_duplicates("run")
+    return Counter(points["run"].str.split("/").str[2][points["summary"].str.contains('"status": "diverged"')])
 
 
 def _split(table: pd.DataFrame, step: str) -> Iterator[tuple[str, Run]]:

@@ -4,10 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from fedoptax.report.load import Run
 from fedoptax.report.paired import LEAST_PAIRS, LEVEL, POINT, adjust_by_holm, compare_seeds
@@ -116,7 +118,9 @@ def take(step: Step, algorithm: str, measure: Measure) -> dict[int, float]:
 class Test:
     """Two methods by seeds: how far `one` is better than `other`, or that both are level.
 
-    `difference` is positive where `one` is better. Runs that never reach a target count with the cost of all rounds.
+    `difference` is positive where `one` is better. Runs that never reach a target count with the cost of all rounds;
+    if the method that is ahead then has such a run, a sign test counts never as the worst, and the difference has a
+    sign alone (±∞).
     """
 
     one: str
@@ -166,16 +170,21 @@ def compare(
     p = paired.p_within_point if equivalence else paired.p_differs
     test = Test(one_label, other_label, measure, *paired[:4], p, equivalence)
     if any(map(math.isinf, ahead.values())):  # what never arrives is not ahead, however cheap its rounds are
-        test.difference = test.low = test.high = test.p = NAN
-        test.decided = "undecided"
+        mine, others = take(step, one, measure), take(other_step, other, other_measure or measure)
+        signs = [
+            np.sign(others[seed] - mine[seed]) for seed in mine.keys() & others.keys() if mine[seed] != others[seed]
+        ]
+        test.difference, test.low, test.high = math.copysign(math.inf, sum(signs)), NAN, NAN
+        test.p = float(stats.binomtest(signs.count(1), len(signs)).pvalue) if len(signs) >= LEAST_PAIRS else 1.0
+        test.decided = "" if sum(signs) else "undecided"
     elif not paired.pairs and (one != one_label) != (other != other_label):
         test.decided = "untested, against" if one != one_label else "untested, in line"
     return test
 
 
-def correct_family(tests: Sequence[Test]) -> None:
-    """Correct the p-values of one family of tests by Holm's method; what was not tested is left out."""
-    for test, p in zip(tests, adjust_by_holm([test.p for test in tests])):
+def correct_family(tests: Sequence[Test], others: Sequence[float] = ()) -> None:
+    """Correct the p-values of one family of tests, with `others`, by Holm's method; what was not tested is left out."""
+    for test, p in zip(tests, adjust_by_holm([*(test.p for test in tests), *others])):
         test.p = p
 
 
@@ -214,7 +223,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A step's methods, best first, each compared with the first; `tests` has one family of each kind."""
+    """A step's methods, best first, each compared with the first."""
 
     step: Step
     measure: Measure
@@ -290,11 +299,17 @@ def tabulate(step: Step, options: Mapping[str, Any]) -> Table:
         cost = cost_to(step.runs[name], target)
         counts = len(statuses), statuses.count("diverged")
         rows.append(Row(name, values, *counts, _mean(earlies), cost, behind, within, above, ahead))
-    for equivalence in (False, True):
-        correct_family([test for test in tests if test.equivalence == equivalence])
-    for kind in ("above", "ahead"):
-        correct_family([test for row in rows if (test := getattr(row, kind))])
+    # the values choose the first row, so the differences between the others are in the family, as in reports
+    between = [compare_seeds(a.values, b.values).p_differs for a, b in combinations(rows[1:], 2)]
+    correct_family([test for test in tests if not test.equivalence], between)
+    correct_family([test for test in tests if test.equivalence])
     return Table(step, measure, early, target, rows)
+
+
+def correct_leads(tables: Sequence[Table]) -> None:
+    """Correct the comparisons with the steps' `against`: over all tables one family at the end, and one early."""
+    for kind in ("above", "ahead"):
+        correct_family([test for table in tables for row in table.rows if (test := getattr(row, kind))])
 
 
 def in_several(tables: Mapping[str, Table], kind: str) -> dict[str, list[str]]:
@@ -325,7 +340,7 @@ def cost_to(runs: Mapping[int, Run], target: Measure) -> dict[str, float]:
 def best_by(step: Step, name: str) -> list[tuple[dict[str, Any], float]]:
     """Return the best point of a search for each value of a hyper-parameter."""
     best: dict[Any, tuple[dict[str, Any], float]] = {}
-    for values, score in step.scores():
+    for values, score in step.scores:
         best.setdefault(values[name], (values, score))
     return [best[value] for value in sorted(best, key=lambda value: (isinstance(value, str), value))]
 

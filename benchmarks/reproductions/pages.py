@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import claims
@@ -80,7 +81,9 @@ class Recipe:
     def tables(self) -> dict[str, Table]:
         """The tables of the comparisons."""
         options = {step["name"]: step for step in self.text["steps"]}
-        return {name: measures.tabulate(step, options[name]) for name, step in self.steps.items() if step.runs}
+        tables = {name: measures.tabulate(step, options[name]) for name, step in self.steps.items() if step.runs}
+        measures.correct_leads(list(tables.values()))
+        return tables
 
     @cached_property
     def claims(self) -> list[Claim]:
@@ -129,6 +132,7 @@ def render() -> dict[Path, str]:
         "setting": format_setting,
         "bytes": lambda size: format_quantity(size, "B"),
         "p": show_p,
+        "median": lambda values: float(np.median(values)),
     }
     env.globals |= {"show": show, "measures": measures}
     every = {recipe.stem: recipe for recipe in recipes()}

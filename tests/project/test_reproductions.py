@@ -67,6 +67,10 @@ def make_step(values: dict[str, list[float]], metric: str = "test_accuracy") -> 
     return Step("step", {}, runs, {})
 
 
+def make_recipe(claim: dict) -> dict:
+    return {"settings": {"paper": "ours"}, "steps": [{"name": "step", "title": "A step"}], "claims": [claim]}
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "outcome"),
     [
@@ -79,11 +83,7 @@ def make_step(values: dict[str, list[float]], metric: str = "test_accuracy") -> 
     ],
 )
 def test_a_claim_is_what_its_test_says(ours, theirs, outcome):
-    recipe = {
-        "settings": {"paper": "ours"},
-        "steps": [{"name": "step", "title": "A step"}],
-        "claims": [{"says": "a is above b", "step": "step", "above": ["a"], "below": ["b"], "rounds": [-2, -1]}],
-    }
+    recipe = make_recipe({"says": "a is above b", "step": "step", "above": ["a"], "below": ["b"], "rounds": [-2, -1]})
     (claim,) = claims.make_claims(recipe, {"step": make_step({"a": ours, "b": theirs})}, {})
     assert claim.outcome == outcome and "rounds 2 to 3 (2 evaluations)" in claim.measure
     (missing,) = claims.make_claims(recipe, {}, {})  # its step was not run
@@ -109,9 +109,12 @@ def test_a_method_is_held_against_itself_in_another_step_by_a_cost():
         for run in step.runs["a"].values():
             run.rows["virtual_seconds"] = float(seconds)
     claim = {"says": "", "step": "step", "other_step": "c", "above": ["a"], "target": 0.8, "cost": "virtual_seconds"}
-    recipe = {"settings": {"paper": "ours"}, "steps": [{"name": "step", "title": "A step"}], "claims": [claim]}
-    (made,) = claims.make_claims(recipe, {"step": steps["b"], "c": steps["c"]}, {})
+    (made,) = claims.make_claims(make_recipe(claim), {"step": steps["b"], "c": steps["c"]}, {})
     assert made.tests[0].difference == 6.0 - 2.0 and made.measure == "virtual seconds to a test accuracy of 80 percent"
+    for run in steps["c"].runs["a"].values():
+        run.rows["virtual_seconds"] = 0.5  # 1.5 in all: cheaper, but it never arrives
+    (test,) = claims.make_claims(make_recipe(claim), {"step": steps["b"], "c": steps["c"]}, {})[0].tests
+    assert (test.pairs, test.difference, test.p, test.outcome) == (3, float("inf"), 0.25, "undecided")  # by a sign test
 
 
 def test_a_search_has_more_points_near_its_best_than_another():
@@ -126,7 +129,7 @@ def test_a_search_has_more_points_near_its_best_than_another():
             run.config["algorithm"] = {"hyperparameters": {"lr": 1}}
         steps[name] = Step(name, {"searches": {name: {"seed": seed, "rule": rule, "grid": {"lr": [1]}}}}, {}, points)
     claim = {"says": "", "step": "step", "other_step": "c", "near": 0.01}
-    recipe = {"settings": {"paper": "ours"}, "steps": [{"name": "step", "title": "A step"}], "claims": [claim]}
+    recipe = make_recipe(claim)
     (test,) = claims.make_claims(recipe, steps, {})[0].tests
     assert (test.one, test.other, test.outcome) == ("2 points of step", "1 points of c", "untested, in line")
     recipe["steps"] += [{"name": f"{name}-seed-{k}", "repeats": name} for name in ("step", "c") for k in (1, 2)]
