@@ -233,8 +233,8 @@ _COLUMNS = (
     ("algorithm", "Algorithm", "with the settings that differ where it has several rows"),
     ("final", "Final {metric}", "mean ± standard deviation over seeds, last evaluated round"),
     ("behind", "Behind {leading}", "mean difference over common seeds, its 95 % interval, and p of a paired t-test, "
-     "corrected over all pairs of methods (Holm); best: all others are significantly behind; within a point: equivalent "
-     "within 0.01 by two one-sided tests, corrected too"),
+     "corrected over all pairs of methods (Holm); best: all others are significantly behind; within a point: "
+     "equivalent within 0.01 by two one-sided tests, corrected too"),
     ("rounds_to_target", "Rounds to {target}", "first such evaluated round, median over seeds"),
     ("bytes_to_target", "Bytes to {target}", "of all clients, both ways, up to then"),
     ("seeds", "Seeds", "runs that differ by nothing but their seed"),
