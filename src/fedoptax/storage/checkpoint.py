@@ -173,4 +173,4 @@ def _digest(folder: Path, sync: bool = False) -> str:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{Path(error.filename).name}: {error.strerror}" if error.filename else error.strerror
-    return shorten(error)
+    return shorten(error if " " in str(error) else repr(error))  # of a KeyError the key alone says little
