@@ -119,7 +119,8 @@ def _describe_tests(rows: Sequence[Row], prefix: str, higher_is_better: bool) ->
     near = [row for row in others if not row[f"{prefix}p"] < LEVEL]
     if near:
         names = join_words([row["algorithm"] for row in near]) if len(near) <= 4 else f"{len(near)} others"
-        return f"the difference from {names} is not significant (p ≥ {min(row[f'{prefix}p'] for row in near):.2g})"
+        least = min(row[f"{prefix}p"] for row in near)
+        return f"the difference from {names} is not significant (p {'≥ ' if least < 1 else ''}{least:.2g})"
     second = min(others, key=lambda row: row[f"{prefix}behind"])
     gap, low, high = (format_number(second[f"{prefix}{name}"], 2) for name in ("behind", "low", "high"))
     worse = "lower" if higher_is_better else "higher"
