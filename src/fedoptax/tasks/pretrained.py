@@ -4,6 +4,7 @@ A language model is trained in full or by adapters on a frozen base; of another 
 """
 
 import hashlib
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -151,13 +152,15 @@ def read_clients(
     files += [folder / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
 
     def decode() -> Rows:
-        tokenizer, is_empty = TextTokenizer.read(folder), True
-        for client, examples in enumerate(read_texts(path, column).values()):
+        tokenizer, texts, left_out = TextTokenizer.read(folder), read_texts(path, column), 0
+        for client, examples in enumerate(texts.values()):
             sequences = as_sequences(examples, tokenizer, context)
-            is_empty &= not len(sequences["x"])
+            left_out += not len(sequences["x"])
             yield from {**sequences, "client": np.full(len(sequences["x"]), client, np.int32)}.items()
-        if is_empty:
+        if left_out == len(texts):
             raise DataError(f"{path} has no token in the loss within {context} tokens (context)")
+        if left_out:
+            logging.getLogger("fedoptax").warning("note: %d clients left out: no learned token in them", left_out)
 
     key = hashlib.sha256(f"{column} {context}".encode()).hexdigest()[:8]
     arrays = cached(f"tokens-{key}", [file for file in files if file.exists()], 2, decode)
