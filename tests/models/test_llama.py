@@ -14,6 +14,7 @@ import pytest
 import fedoptax as fx
 from fedoptax.models import llama
 from fedoptax.models.llama import Lora, init_adapters, read_adapters, write_adapters
+from refusals import refused
 from tiny_llama import KINDS, KNOWN, TOKENS, write_model
 
 LORA = Lora(3, 6.0, "*_proj")
@@ -70,10 +71,8 @@ def test_adapters_go_out_and_in(tmp_path):
     wrong = [("use_dora", True, "plain"), ("init_lora_weights", "pissa", "plain"), ("r", 4, "must have")]
     for name, value, text in (*wrong, ("r", None, "of adapters")):
         (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(described | {name: value}))
-        with pytest.raises((fx.UsageError, fx.DataError), match=text):
-            read_adapters(tmp_path / "adapter", config)
-    with pytest.raises(fx.UsageError, match="lora_targets must be among"):
-        Lora(2, targets="attention")
+        refused(lambda: read_adapters(tmp_path / "adapter", config), text)
+    refused(lambda: Lora(2, targets="attention"), "lora_targets must be among")
 
 
 def test_all_clients_share_one_base(tmp_path):
@@ -104,8 +103,7 @@ def test_all_clients_share_one_base(tmp_path):
 def test_other_models_are_refused_in_one_line(tmp_path, change, text):
     config = json.loads((write_model(tmp_path) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises((fx.UsageError, fx.DataError), match=text):
-        llama.from_pretrained(tmp_path)
+    refused(lambda: llama.from_pretrained(tmp_path), text)
 
 
 @pytest.mark.filterwarnings("ignore")
