@@ -296,10 +296,10 @@ def on_synthetic(algorithm: FedAlgorithm, rounds: int) -> np.ndarray:
         rows = jax.vmap(gradient)(batch["x"], batch["y"]), jnp.ones(len(batch["y"]))
         return {"norm": fx.metrics.Metric(rows, lambda s: tree.square_norm(s[0]) / s[1] ** 2, higher_is_better=False)}
 
-    about = {"primary_metric": "norm", "higher_is_better": False, "test": task.clients.examples}
-    options: Any = {"cohort_size": 30, "batch_size": 10, "local_steps": 10, "weighting": "examples", "eval_every": 10}
-    measured = replace(task, metrics=metrics, **about)
-    runs = [fx.run(measured, algorithm, rounds, seed=seed, progress=False, **options) for seed in range(SEEDS)]
+    options: Any = {"rounds": rounds, "cohort_size": 30, "batch_size": 10, "local_steps": 10, "eval_every": 10}
+    measured = replace(task, metrics=metrics, primary_metric="norm", higher_is_better=False, test=task.clients.examples)
+    options |= {"weighting": "examples", "progress": False}
+    runs = [fx.run(measured, algorithm, seed=seed, **options) for seed in range(SEEDS)]
     return np.array([[a for a in run.history.column("test_norm") if a is not None] for run in runs])
 
 

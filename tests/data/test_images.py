@@ -74,7 +74,7 @@ def test_cifar100_has_two_kinds_of_labels(tmp_path, monkeypatch, labels):
 def test_a_batch_with_another_hash_is_not_unpickled(tmp_path, monkeypatch):
     path = write_cifar(tmp_path, monkeypatch, "cifar10", cifar10_files()) / "cifar10/cifar-10-batches-py/test_batch"
     path.write_bytes(pickle.dumps(RemovesAFile(tmp_path)))
-    refused(lambda: cifar.load10(tmp_path), "test_batch is damaged (its hash", "data fetch cifar10")
+    refused(lambda: cifar.load10(tmp_path), "test_batch is damaged (its hash", "delete it, and run `fedoptax data")
 
 
 class RemovesAFile:

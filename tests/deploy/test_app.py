@@ -46,7 +46,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"round-timeout": float("nan")}, "round_timeout"), ({"weighting": "a"}, "weighting"),
     ({"max-examples": -1}, "max_examples"), ({"resume": 1}, "resume"),
     ({"nodes.x": "SHA256:a"}, "nodes"), ({"nodes.0": "SHA256:a b", "nodes.1": "SHA256:a c"}, "nodes"),
-    ({"checkpoint-every": -1}, "checkpoint_every"), ({"out": 1}, "out"),
+    ({"checkpoint-every": -1}, "checkpoint_every"), ({"out": 1}, "out"), ({"track": "mlflow,foo"}, "track"),
 ]  # fmt: skip
 test_a_wrong_setting_is_refused_by_name = refusals(
     (lambda wrong=wrong: from_table(flat(to_table(deployment())) | wrong), name) for wrong, name in WRONG

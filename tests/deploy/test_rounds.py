@@ -126,9 +126,7 @@ def test_without_a_quorum_the_round_waits_for_nodes_that_come():
 
 
 def test_without_a_quorum_the_round_stops_at_the_limit_or_once_none_is_possible():
-    with pytest.raises(
-        NoQuorum, match=r"1 valid replies of 3, 2 are needed, within 300 s.*2 \(node node-2\): .*not con"
-    ):
+    with pytest.raises(NoQuorum, match=r"1 valid replies of 3, 2 are needed, within 300.*2 \(node node-2\): .*not"):
         run_round({0: GOOD, 1: None, 2: GOOD}, away=lambda now: {2})
     with pytest.raises(NoQuorum, match="are needed, within 900 s"):
         run_round({0: GOOD, 1: None, 2: GOOD}, away=lambda now: {2}, limits=replace(LIMITS, round_timeout=900.0))

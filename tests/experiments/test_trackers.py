@@ -64,8 +64,14 @@ def test_a_tracker_that_fails_is_left_out_with_one_line(tmp_path, capsys, where)
     broken, sound = Recorder(where), Recorder()
     result = fx.run(TASK, FEDAVG, rounds=4, out=tmp_path / "a", trackers=[broken, sound], **SMALL)
     assert result.status == "completed" and sound.rounds == [1, 2, 3, 4]
-    said = capsys.readouterr().err
-    assert said == "fedoptax: Recorder is left out from now on: OSError: the server is gone\n"
+    assert capsys.readouterr().err == "fedoptax: Recorder is left out from now on: OSError: the server is gone\n"
+
+
+def test_an_error_ends_the_run_for_its_trackers(tmp_path):
+    recorder = Recorder()
+    with pytest.raises(KeyError):
+        fx.run(TASK, FEDAVG, rounds=4, out=tmp_path / "a", trackers=[recorder], progress=lambda n, _: {}[n], **SMALL)
+    assert recorder.calls[-1] == ("end", "failed")
 
 
 def test_an_unknown_or_missing_tracker_is_refused_before_anything_is_written(tmp_path, capsys, monkeypatch):

@@ -27,6 +27,7 @@ from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.eager import run_round
 from fedoptax.engine.sampling import round_key
 from fedoptax.experiments.presets import PRESETS
+from fedoptax.storage.folder import named_leaves
 from fedoptax.tasks.task import Task
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -97,8 +98,6 @@ def network_lines(out: Path) -> list[dict[str, Any]]:
 
 def assert_params(out: Path, params: Any, atol: float = 2e-5, rtol: float = 1e-4) -> None:
     """The run's parameters are these, to float tolerance."""
-    from fedoptax.storage.folder import named_leaves
-
     with np.load(out / "params.npz") as stored:
         for name, value in named_leaves(params).items():
             np.testing.assert_allclose(stored[name], value, rtol, atol, err_msg=name)

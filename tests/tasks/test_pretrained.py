@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedoptax as fx
@@ -85,8 +86,6 @@ def test_sequences_are_as_long_as_the_longest_and_may_weigh_by_tokens(folder):
 
 
 def test_clients_of_every_kind_of_file(folder, tmp_path):
-    import pandas as pd
-
     rows = [{"client": c, "text": text} for c, text in (("a", "one"), ("b", "two"), ("a ", "three"))]
     pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
     pd.DataFrame(rows).to_parquet(tmp_path / "t.parquet")

@@ -65,9 +65,10 @@ def add_node(options: AddNodeForm) -> None:
     node = describe_node(public)
     partition = place_node(options.folder / "app", options.partition, node)
     path = options.folder / "keys" / f"node-{partition}.pub"
-    note = "" if path.exists() else f"; a task's function must now return {partition + 1} clients at the server"
+    print(f"partition {partition}: {node}")
+    if not path.exists():
+        print(f"cohort-size is as before; a task's function must now return {partition + 1} clients at the server")
     write_atomically(path, public)
-    print(f"partition {partition}: {node}{note}")
 
 
 def local(options: LocalForm) -> None:

@@ -153,7 +153,8 @@ def _retrieve(item: Download, folder: Path, progress: bool) -> None:
             return
         except (OSError, EOFError, ValueError) as error:  # of the network or the disk; another hash than the published
             reasons.append(f"{url} ({shorten(error, 160)})")
-    remedy = f"without a network, put the file into {folder} and run this again"
+    there = "the file there is another than the published one; " if (folder / item.name).exists() else ""
+    remedy = f"{there}without a network, put the file into {folder} and run this again"
     raise DataError(f"{item.name} not downloaded: {'; '.join(reasons)}; {remedy}")
 
 

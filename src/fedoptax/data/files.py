@@ -65,8 +65,8 @@ def read_file(path: Path) -> bytes:
 def damaged(path: Path, reason: object) -> DataError:
     """Make the error of a file that is not as it was published, which says how to get it again."""
     folder = next((folder for folder in path.absolute().parents if folder.name in DATA_SETS), None)
-    how = "from where it came"
+    how = "fetch it again from where it came"
     if folder is not None:
         command = shlex.join(["fedoptax", "data", "fetch", folder.name, "--data-dir", str(folder.parent)])
-        how = f"with `{command}`" if DATA_SETS[folder.name].downloads else DATA_SETS[folder.name].by_hand
-    return DataError(f"{path} is damaged ({shorten(reason)}): fetch it again {how}")
+        how = DATA_SETS[folder.name].by_hand or f"delete it, and run `{command}`"
+    return DataError(f"{path} is damaged ({shorten(reason)}): {how}")

@@ -20,6 +20,7 @@ from fedoptax.experiments.presets import find_preset
 from fedoptax.names import BASELINES
 from fedoptax.tasks import load_task
 from fedoptax.tasks.task import Task
+from fedoptax.trackers import TRACKERS
 
 Plain = str | int | float | bool
 TABLE = "table"
@@ -63,6 +64,8 @@ class Deployment(NetworkOptions):
         super().__post_init__()
         if not isinstance(self.task.get("name"), str):
             raise UsageError(f"task must be a table with the task's name, got {dict(self.task)}")
+        for name in self.tracker_names:
+            check_choice("track", name, TRACKERS)
         if self.algorithm in BASELINES:
             raise UsageError(f"algorithm {self.algorithm} cannot be deployed: its server has no model to train")
         if self.evaluate and self.personal:

@@ -93,8 +93,12 @@ class FolderWriter(Observer):
         self._write_params("params.npz", end.params)
         notes = {**self._watch.notes(), **self._rounds.notes(len(self._history)), **end.notes}
         self._summarize(end.status, end.message, notes)
-        summary = read_summary(self._folder)
+        self.close(read_summary(self._folder))
+
+    def close(self, summary: Mapping[str, Any] = {"status": "failed"}) -> None:
+        """Tell the trackers the end of the run, once; by default that an error ended it."""
         notify(self._trackers, lambda tracker: tracker.end(summary))
+        self._trackers.clear()
 
     def _save(self) -> None:
         """Save the states after the finished rounds, and their number in case the process is killed."""

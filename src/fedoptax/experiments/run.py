@@ -147,6 +147,7 @@ def _begin(
         if has_model:
             export_predict(rounds.task)  # if it fails, nothing is left behind
         observer = FolderWriter(record.folder, record, config, rounds, history, watch)
+        stack.callback(observer.close)
         if has_model:
             write_model(record.folder, rounds.task)
     return history, observer, stack.enter_context(bar(record.label, total, len(history), enabled=record.progress))

@@ -25,11 +25,7 @@ def shakespeare_rnn(vocabulary: int = 90, embedding: int = 8, units: Sequence[in
     """The next-character model of "Adaptive Federated Optimization", 820,522 parameters.
 
     Embedding, two LSTM layers, dense. LSTM kernels start He normal as in the released code, the rest as in Keras.
-
-    Args:
-      vocabulary: number of characters.
-      embedding: size of a character's vector.
-      units: of each LSTM layer, at least one.
+    `embedding` is the size of a character's vector; `units` has that of each LSTM layer, at least one.
     """
     return _language_model(vocabulary, embedding, units, partial(LSTM, kernel_init=he_normal()))
 
@@ -38,11 +34,8 @@ def so_rnn(vocabulary: int = 10_004, embedding: int = 96, units: int = 670) -> M
     """The next-word model of Stack Overflow in "Adaptive Federated Optimization", 4,050,748 parameters.
 
     Embedding, one LSTM layer, a linear dense layer back to the embedding's size, dense. It starts as in Keras.
-
-    Args:
-      vocabulary: 10,000 words and padding, beginning, end and unknown.
-      embedding: size of a word's vector.
-      units: of the LSTM layer.
+    The ids are those of 10,000 words and of padding, beginning, end and unknown; `embedding` is the size of a word's
+    vector.
     """
     return _language_model(vocabulary, embedding, (units,), LSTM, projection=embedding)
 
@@ -55,11 +48,8 @@ def wikitext_lstm(vocabulary: int = 33_278, units: int = 650, layers: int = 2, d
     example, with one bias a gate instead of two, and its initial ranges: ±0.1 for embedding and dense layer,
     ±1/√units for the LSTM kernels; biases start at 0. Every batch starts from a zero state.
 
-    Args:
-      vocabulary: number of words.
-      units: of the embedding and of each LSTM layer.
-      layers: number of LSTM layers, at least 1.
-      dropout: probability to drop a number in training, in [0, 1).
+    `units` is the size of the embedding and of each of the LSTM `layers`; `dropout`, in [0, 1), is the probability to
+    drop a number in training.
     """
     check_int("layers", layers)
     check_int("units", units)

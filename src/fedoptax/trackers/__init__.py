@@ -32,7 +32,7 @@ class Tracker(Protocol):
         """Observe finished rounds: rows of the history, in order."""
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Observe the end of the run; `summary` is as in summary.json."""
+        """Observe the end of the run; `summary` is as in summary.json, or has the status `failed` alone."""
 
 
 def notify(trackers: list[Tracker], call: Callable[[Tracker], None]) -> None:
@@ -120,9 +120,11 @@ class MLflow:
             self._id = note.read_text(encoding="utf-8").strip()
             self._client.update_run(self._id, status="RUNNING")
             return
-        found = self._client.get_experiment_by_name("fedoptax")
-        place = (folder / "artifacts").absolute().as_uri()
-        experiment = found.experiment_id if found else self._client.create_experiment("fedoptax", place)
+        try:
+            place = (folder / "artifacts").absolute().as_uri()
+            experiment = self._client.create_experiment("fedoptax", place)
+        except self._package.MlflowException:  # it exists, perhaps since a moment ago
+            experiment = self._client.get_experiment_by_name("fedoptax").experiment_id
         self._id = self._client.create_run(experiment, run_name=title_of(run.config)).info.run_id
         note.write_text(self._id, encoding="utf-8")
         texts = {name: str(value)[:250] for name, value in flatten_config(run.config).items()}
@@ -154,7 +156,8 @@ class WandB:
         about = {"name": title_of(run.config), "config": flatten_config(run.config), "dir": str(run.folder)}
         about |= {"id": known, "resume": "allow"} if known else {}
         mode = os.environ.get("WANDB_MODE", "offline")
-        self._run: Any = self._package.init(project="fedoptax", mode=mode, settings=settings, **about)
+        about |= {"project": "fedoptax", "mode": mode, "reinit": "create_new"}  # beside a run of the caller's own
+        self._run: Any = self._package.init(settings=settings, **about)
         note.write_text(self._run.id, encoding="utf-8")
 
     def rows(self, rows: Sequence[Row]) -> None:
