@@ -118,9 +118,9 @@ def take(step: Step, algorithm: str, measure: Measure) -> dict[int, float]:
 class Test:
     """Two methods by seeds: how far `one` is better than `other`, or that both are level.
 
-    `difference` is positive where `one` is better. Runs that never reach a target count with the cost of all rounds;
-    if the method that is ahead then has such a run, a sign test counts never as the worst, and the difference has a
-    sign alone (±∞).
+    `difference` is positive where `one` is better. Runs that never reach a target count with the cost of all rounds,
+    so that a difference is a bound if the method that is behind has such a run; if the one that is ahead has one, a
+    sign test counts never as the worst, and the difference has a sign alone (±∞).
     """
 
     one: str
@@ -132,6 +132,7 @@ class Test:
     high: float
     p: float
     equivalence: bool = False
+    is_bound: bool = False  # the other method has runs that never reach the target
     decided: str = ""  # where nothing random is to be tested
 
     @property
@@ -158,19 +159,17 @@ def compare(
         f"{name} (diverged)" if any(run.summary["status"] == "diverged" for run in found.values()) else name
         for name, found in ((one, step.runs.get(one, {})), (other, other_step.runs.get(other, {})))
     )
+    mine, others = take(step, one, measure), take(other_step, other, other_measure or measure)
     first, second = (
         {seed: sign * (measure.cost_of(runs[seed]) if math.isinf(value) else value) for seed, value in found.items()}
-        for runs, found in (
-            (step.runs.get(one, {}), take(step, one, measure)),
-            (other_step.runs.get(other, {}), take(other_step, other, other_measure or measure)),
-        )
+        for runs, found in ((step.runs.get(one, {}), mine), (other_step.runs.get(other, {}), others))
     )
     paired = compare_seeds(first, second)
-    ahead = take(step, one, measure) if paired.difference > 0 else take(other_step, other, other_measure or measure)
+    ahead, behind = (mine, others) if paired.difference > 0 else (others, mine)
     p = paired.p_within_point if equivalence else paired.p_differs
-    test = Test(one_label, other_label, measure, *paired[:4], p, equivalence)
+    is_bound = any(map(math.isinf, behind.values()))
+    test = Test(one_label, other_label, measure, *paired[:4], p, equivalence, is_bound)
     if any(map(math.isinf, ahead.values())):  # what never arrives is not ahead, however cheap its rounds are
-        mine, others = take(step, one, measure), take(other_step, other, other_measure or measure)
         signs = [
             np.sign(others[seed] - mine[seed]) for seed in mine.keys() & others.keys() if mine[seed] != others[seed]
         ]
