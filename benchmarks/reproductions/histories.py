@@ -156,6 +156,13 @@ class Step:
         )
 
     @property
+    def devices(self) -> str:
+        """Words for the number of devices where it is not that of the cores, as in runs of older versions."""
+        runs = [run for some in (self.points, *self.runs.values()) for run in some.values()]
+        on_one = [run.config["mesh"] == 1 and run.config["environment"]["device"].startswith("cpu") for run in runs]
+        return ", one device" if all(on_one) else ", some runs on one device" if any(on_one) else ""
+
+    @property
     def size(self) -> int:
         """The number of runs."""
         return len(self.points) + sum(map(len, self.runs.values()))
