@@ -56,7 +56,7 @@ def test_only_responses_are_learned(folder, caplog):
     assert len(alone["x"]) == 2, "completions are sequences of their own"
     refused(lambda: tokenizer.encode({"messages": '[{"role": "user"}]'}), "messages must be a list of objects")
     packed = as_sequences([{"text": "abc"}, {"text": "defg"}], tokenizer, 4)
-    assert packed["x"].shape == (2, 4) and (packed["y"] != IGNORED).sum() == 8, "9 tokens, joined"
+    assert packed["x"].shape == (2, 4) and (packed["y"] != IGNORED).sum() == 8, "9 tokens with two ends, joined"
 
 
 def test_texts_are_tokenised_once_until_they_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
