@@ -1,7 +1,8 @@
 """The FedOpt family: adaptivity at the server, plain steps at the clients.
 
 Reddi et al. 2021, *Adaptive Federated Optimization*: Algorithm 1 (FedOpt) and Algorithm 2 (FedAdagrad, FedYogi,
-FedAdam). Clients keep nothing between rounds; each round sends the parameters down and one change Δ up.
+FedAdam). Each round sends the parameters down and one change Δ up. Clients keep nothing, or their optimizer's
+state.
 """
 
 from collections.abc import Callable

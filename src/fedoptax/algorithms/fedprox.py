@@ -22,7 +22,7 @@ def with_prox(
     becomes g(y) + μ (y − x), where x is what the client received. The reported loss stays the task's.
 
     Args:
-      algorithm: any algorithm whose message has a field `params`, the received x (all of this package do).
+      algorithm: any algorithm whose message has a field `params`, the received x (all but the baselines do).
       mu: μ ≥ 0.
 
     Raises:
