@@ -1,6 +1,6 @@
 """FedAdamW: local AdamW from a second moment that all share, corrected by the federation's last direction.
 
-Liu, Shang, Zhu, Liu, Liu, Liu 2025, *FedAdamW: A Communication-Efficient Optimizer with Convergence and Generalization
+Liu, Shang et al. 2025, *FedAdamW: A Communication-Efficient Optimizer with Convergence and Generalization
 Guarantees for Federated Large Models*.
 """
 
