@@ -1,6 +1,6 @@
 """Residual networks with group normalization: ResNet-18 of AFO, ResNet-9 of Fed-LAMB.
 
-Both have GroupNorm of 2 groups where the papers have batch norm, no biases in convolutions, which start He normal, and
+Both have GroupNorm of 2 groups, ResNet-9 in place of batch norm, no biases in convolutions, which start He normal, and
 padding `"SAME"` as in TensorFlow, more of it at the lower right. Builders take `input_shape` (height, width, channels)
 with at least 8 × 8 pixels, `num_classes`, at least 2, and `width`, the channels of the first stage, even; they raise a
 `UsageError` if an argument is out of range.

@@ -60,7 +60,7 @@ def defer_import(path: str, *arguments: Any, **options: Any) -> Callable[..., An
 
 MODELS: dict[str, Callable[..., Model]] = {
     **{name: defer_import(f"models:{name}") for name in ("logistic", "mlp")},
-    "mlp_dropout": defer_import("models:mlp", dropout=0.5),  # as Fed-LAMB has it on MNIST
+    "mlp_dropout": defer_import("models:mlp", dropout=0.5),  # Fed-LAMB's on MNIST; the text has no rate
     **{name: defer_import(f"models:{name}") for name in ("cnn", "emnist_cnn", "resnet18")},
     "resnet18_unstrided": defer_import("models:resnet18", strides=False),
     **{name: defer_import(f"models:{name}") for name in ("resnet9", "cifar_cnn", "fafed_fmnist_cnn")},
