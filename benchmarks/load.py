@@ -223,7 +223,7 @@ def flower_app(task: Task) -> Callable[[int], ClientApp]:
             update = client_update(task, ALGORITHM, LocalWork(EXAMPLES), EXAMPLES)
             numbers = (np.uint32(0), np.int32(0), np.int32(partition))
             order = ALGORITHM.broadcast(ALGORITHM.init(params))
-            delta, _, loss = update(order, (), examples, *numbers)
+            delta, _, loss = update(order, (), examples, numbers)
             new = [a + np.asarray(d) for a, d in zip(arrays, jax.tree.leaves(delta))]
             metrics = MetricRecord({"num-examples": EXAMPLES, "train-loss": float(loss)})
             return Message(RecordDict({"arrays": ArrayRecord(new), "metrics": metrics}), reply_to=message)

@@ -58,7 +58,8 @@ def reproduce(recipe: pages.Recipe, so_far: bool, again: bool, workers: str | No
     for step in recipe.text["steps"]:
         place, packed = folder / step["name"], recipe.steps.get(step["name"])
         is_done = packed is not None and packed.about["is_whole"]
-        if is_done and shlex.split(packed.about["command"])[1:] == shlex.split(step[recipe.kind]) and not again:
+        command = packed.about.get("command", "") if is_done else ""  # steps of the queue have none
+        if is_done and (not command or shlex.split(command)[1:] == shlex.split(step[recipe.kind])) and not again:
             continue
         if not so_far:
             run(step[recipe.kind], place, workers)

@@ -230,8 +230,8 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[Any] | jax.Array | No
         raise UsageError(f"weights must be numbers, got {shorten(repr(weights))}") from None
     if w.shape != (len(trees),):
         raise UsageError(f"weights must be one number for each of {len(trees)} trees, got shape {w.shape}")
-    if not isinstance(w, jax.core.Tracer) and not (jnp.all(w >= 0) and jnp.sum(w) > 0):
-        raise UsageError(f"weights must be >= 0 and not all 0, got {w}")
+    if not isinstance(w, jax.core.Tracer) and not (jnp.all(w >= 0) and 0 < jnp.sum(w) < jnp.inf):
+        raise UsageError(f"weights must be finite, >= 0 and not all 0, got {w}")
     w = w / jnp.sum(w)
     total = accumulate_zero(trees[0])
     for tree, weight in zip(trees, w):

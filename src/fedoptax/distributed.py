@@ -1,6 +1,7 @@
 """Several processes that run one program together, each on its devices.
 
-All take the same steps. Process 0 is the leader: it alone reads and writes the run's folder and shows progress.
+All take the same steps. Process 0 is the leader: it shows progress and alone reads and writes the run's folder,
+but for client states on the host, of which each process has its own.
 Whatever decides which step comes next must be the same in all, or one process would wait for ever for another.
 """
 
@@ -65,7 +66,7 @@ def place_among_all() -> tuple[int, int]:
 
 
 def run_on_all_or_fail(action: Callable[..., T], *about: Any) -> T:
-    """Return `action(*about)`; if it fails in one process, it fails in all with the first process's error."""
+    """Return `action(*about)`; if it fails in one process, it fails in all, with their own error or the first's."""
     if not is_distributed():
         return action(*about)
     error: Exception | None = None

@@ -125,7 +125,7 @@ def parse_schedule(text: str) -> Schedule:
             raise ValueError
         numbers = [_literal(argument) for argument in call.args]
         named = {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, TypeError, OverflowError, SyntaxError, RecursionError, MemoryError):
         raise UsageError(f"schedule must be NAME(number, name=number, …), got '{text}'") from None
     name = call.func.id
     check_choice("schedule", name, SCHEDULES)

@@ -4,16 +4,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
 import fedoptax as fx
 import laws
-from fedoptax import tree
 from fedoptax.algorithm import FedAlgorithm
 from laws import Factory
-from small_rounds import TWO, close, federate, model, quadratic, scalars
+from small_rounds import TWO, close, federate, model, scalars
 
 SGD: dict[str, Factory] = {
     "fedprox": lambda: fx.fedprox(0.1, 5.0),  # one step from x: the proximal term is 0
@@ -46,17 +44,6 @@ def test_one_algorithm_is_another(name):
     one, other, start, batches, rtol = SAME[name]
     paths = [federate(algorithm, start, batches, 6)[2] for algorithm in (one, other)]
     close(*paths, rtol=rtol, atol=rtol / 10)
-
-
-def first_step(algorithm: FedAlgorithm, params: Any, batch: Any) -> Any:
-    message, client = algorithm.broadcast(algorithm.init(params)), algorithm.init_client(params)
-    return tree.sub(algorithm.client_update(quadratic, message, client, [batch])[0].params, params)
-
-
-def test_fedlamb_with_one_layer_has_the_direction_of_fed_ams():
-    params = {"w": jnp.array([1.0, -2.0, 0.5])}
-    lamb, ams = (np.asarray(first_step(a, params, (1.0, 3.0))["w"]) for a in (fx.fedlamb(0.01), fx.local_amsgrad(0.01)))
-    close(lamb / np.linalg.norm(lamb), ams / np.linalg.norm(ams))
 
 
 @pytest.mark.parametrize(

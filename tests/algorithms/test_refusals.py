@@ -69,6 +69,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "schedule of a rate below 0": (lambda: parse_schedule("constant(-1)"), "lr"),
     "schedule of half a round": (lambda: parse_schedule("staircase(0.1, 0.5)"), "every"),
     "schedule that calls a function": (lambda: parse_schedule("constant(__import__('os').getcwd())"), "schedule"),
+    "schedule of a set of lists": (lambda: parse_schedule("constant({[1]})"), "schedule"),
     "schedule too deep to parse": (lambda: parse_schedule("constant(" * 500 + "1" + ")" * 500), "schedule"),
     "weighted_mean of nothing": (lambda: fx.weighted_mean([]), "trees"),
     "weighted_mean with too many weights": (lambda: fx.weighted_mean([jnp.ones(1)], [1.0, 2.0]), "weights"),

@@ -89,5 +89,7 @@ def test_a_federation_on_disk_equals_the_one_in_memory(tmp_path):
     for i in range(3):
         for name, array in opened.client(i).items():
             np.testing.assert_array_equal(array, given.client(i)[name])
+    np.save(tmp_path / "f" / "mine.npy", 1)
+    refused(lambda: fx.FederatedData.write(tmp_path / "f", clients), "choose another folder")
     (tmp_path / "f" / "offsets.npy").unlink()
     refused(lambda: fx.FederatedData.open(tmp_path / "f"), "not a federation")

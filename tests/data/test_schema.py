@@ -95,6 +95,8 @@ def test_what_a_person_would_warn_of_is_said(table):
     lines = "\n".join([*schema.notes, *find_faults(pd.read_csv(table, dtype={"visit": str}), schema)])
     expected = "'id' differs in every row", "'cost' determines", "fewer than 10 rows: 4_small (3)", "'visit' is a date"
     assert all(words in lines for words in expected), lines
+    rare = pd.DataFrame({"note": ["yes", *[None] * 3] * 6, "y": [0, 1, 0] * 8})  # yes or empty tells something
+    assert "in every row" not in "".join(find_faults(rare, infer_schema(rare, "y")))
 
 
 def test_sums_of_few_rows_are_left_out():
@@ -243,6 +245,8 @@ def test_a_schema_travels_and_new_rows_are_answered_as_in_training(table, tmp_pa
     np.testing.assert_allclose(table_of["probability_0_no"] + table_of["probability_1_yes"], 1, atol=1e-6)
     often = model.predict_file(tmp_path / "new.csv", threshold=0.1).prediction == "1_yes"
     assert np.array_equal(often, table_of["probability_1_yes"] >= 0.1)
+    three = replace(model, classes=("0_no", "1_yes", "2_both"))
+    refused(lambda: three.predict_file(tmp_path / "new.csv", threshold=0.1), "two classes")
     odd = new.assign(age=pd.Categorical(new["age"].where(new.index > 0)))  # the empty cell is none of its categories
     assert len(result.predict(odd)) == 40
     np.testing.assert_allclose(result.predict(new) == "1_yes", table_of.prediction == "1_yes")

@@ -88,8 +88,9 @@ def test_the_state_outlives_the_process_and_damage_counts_as_lost(scaffold, tmp_
     assert (node.root / EXPERIMENT).stat().st_mode & 0o777 == 0o700
     (file,) = node.root.rglob("0.npz")
     sound = file.read_bytes()
-    place = len(sound) // 2
-    for damaged in (sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :], sound[:-50], b"noise", b""):
+    places = len(sound) // 2, sound.index(b"PK\x01\x02") + 8  # the latter's bit says that it is encrypted
+    flipped = [sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :] for place in places]
+    for damaged in (*flipped, sound[:-50], b"noise", b""):
         file.write_bytes(damaged)
         assert node.answer(message, 1, 0).numbers["state-lost"] == 1
 

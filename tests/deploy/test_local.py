@@ -101,11 +101,13 @@ def test_a_task_of_the_current_folder_comes_into_the_app_and_is_called_before_an
     tmp_path, monkeypatch, capsys, text, reason
 ):
     monkeypatch.chdir(tmp_path)
-    made = ["--nodes", 2, "--task", "mine:make", "--algorithm", "fedavg", "--set", "client_lr=0.1"]
+    made = ["--nodes", 2, "--task", "mine:make", "--algorithm", "rule:make", "--set", "client_lr=0.1"]
+    Path("rule.py").write_text("import fedoptax as fx\nmake = lambda client_lr, **more: fx.fedavg(client_lr, **more)")
     for source, status in ((text, 2), (SMALL_TASK, 0)):
         Path("mine.py").write_text(source)
         assert fedoptax("deploy", "init", "new", *made) == status and Path("new").exists() == (status == 0)
     assert Path("new/app/fedoptax_app/task.py").read_text() == SMALL_TASK
+    assert read_app(Path("new/app")).build_algorithm().weighting == fx.fedavg(0.1).weighting
     Path("new/app/fedoptax_app/task.py").write_text(text)
     assert fedoptax("deploy", "local", "--app", "new", "--out", "out") == 2
     assert capsys.readouterr().err.count(reason) == 2 and not Path("out").exists() and not Path("new/nodes").exists()
@@ -170,7 +172,7 @@ def test_a_resumed_run_keeps_its_app_and_its_rounds(tmp_path, capsys):
     (out / "checkpoints" / "6").mkdir(parents=True)
     write_json(out / "config.json", {"rounds": 8})
     for wrong, name in (
-        (["--rounds", 5], "--rounds"), (["--nodes", 2], "--nodes"), (["--seed", 5], "--seed"),
+        (["--rounds", 5], "--rounds"), (["--nodes", 2], "--nodes"), (["--seed", 0], "--seed"),
         (["--set", "client_lr=1"], "--set"), (["--out", tmp_path / "other"], "--out"),
     ):  # fmt: skip
         assert fedoptax("deploy", "local", "--resume", out, *wrong) == 2

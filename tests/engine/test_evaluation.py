@@ -99,7 +99,7 @@ def test_metrics_of_averages_are_computed_per_client_too():
 def test_owners_that_do_not_fit_or_lack_and_missing_fields_are_named():
     for owners in (np.zeros(10, int), np.zeros(11), np.full(11, -1)):
         refused(lambda: evaluation_data(small_task(test_owners=owners)), "test_owners")  # noqa: B023
-    refused(lambda: fx.evaluate_clients(small_task(), None), "test_owners")
+    refused(lambda: fx.evaluate_clients(small_task(validation=small_task().test), None), "test_owners")
     task = values_task(test={"y": np.zeros(3, np.int32)})
     words = "test of task 'small' must have the field 'x', which its metrics read"
     refused(lambda: column_names(task, None, evaluation_data(task)), words)

@@ -56,16 +56,13 @@ def test_it_works_where_nothing_else_is_installed(dist, tmp_path, kind):
     venv.create(tmp_path / "env", with_pip=True)
     bin = tmp_path / "env" / "bin"
     uv = shutil.which("uv")
-    run(
-        *([uv, "pip", "install", "--python", bin / "python"] if uv else [bin / "pip", "install"]), package, cwd=tmp_path
-    )
+    install = [uv, "pip", "install", "--python", bin / "python"] if uv else [bin / "pip", "install"]
+    run(*install, package, cwd=tmp_path)
     assert run(bin / "fedoptax", "--version", cwd=tmp_path).strip().endswith(VERSION)
-    run(
-        bin / "fedoptax", "run", "--task", "digits", "--algorithm", "fedadam", "--rounds", 2, "--out", "a", cwd=tmp_path
-    )
-    run(bin / "fedoptax", "report", "a", cwd=tmp_path)
-    assert (tmp_path / "a" / "report.html").is_file()
-    assert (tmp_path / "a" / "params.npz").is_file()
+    first = "run", "--task", "digits", "--algorithm", "fedadam", "--rounds", 2, "--out", "a"
+    for arguments in (first, ("report", "a")):
+        run(bin / "fedoptax", *arguments, cwd=tmp_path)
+    assert {"report.html", "params.npz"} <= {path.name for path in (tmp_path / "a").iterdir()}
     where = run(bin / "python", "-c", "import fedoptax; print(fedoptax.__file__)", cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(tmp_path)
 

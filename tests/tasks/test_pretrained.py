@@ -114,6 +114,9 @@ def test_clients_of_every_kind_of_file(folder, tmp_path):
     tokenizer.tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert len(TextTokenizer.read(tmp_path).encode({"text": "abcd"})[0]) == 4 + len(tokenizer.end)
     refused(lambda: TextTokenizer(tokenizer.tokenizer).encode(conversations()[0]), "chat template")
+    options = {"model": str(folder / "model"), "context": 8, "lora": 2}
+    roots = tmp_path, tmp_path / "folder"  # of the same texts, which the first has of one client
+    assert [fx.load_task(f"text:{root}", **options).num_clients for root in roots] == [1, 2]
 
 
 @pytest.mark.parametrize("options", [

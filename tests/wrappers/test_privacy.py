@@ -169,7 +169,7 @@ def test_of_parameters_in_an_upload_the_change_is_clipped():
 def test_algorithms_that_cannot_be_private_are_refused_in_one_line():
     private = silent(fx.fedavg(0.1))
     for coded in (private, fx.with_compression(fx.fedavg(0.1), fx.codecs.sign())):
-        refused(lambda: silent(coded), "algorithm must not compress")  # noqa: B023
+        refused(lambda: silent(coded), "algorithm must not code")  # noqa: B023
     lr, alpha = fx.fafed_schedule(0.1, 1.0, 1.0, 5.0)
     counting = silent(fx.fafed(lr, alpha, rho=0.1))
     refused(lambda: federate(counting, scalars(1.0), DATA, 1), "algorithm must only upload", "int32 at .steps")

@@ -1,6 +1,6 @@
 """The algorithms, one paper per file, and the one dictionary from command-line names to constructors.
 
-A constructor raises `UsageError` for a hyper-parameter outside the range that its docstring gives. Every number may be
+A constructor raises `UsageError` for a number outside the range that its docstring gives. Every number may be
 a traced value, as in a sweep.
 """
 

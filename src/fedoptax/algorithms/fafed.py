@@ -165,7 +165,11 @@ class Preconditioner(NamedTuple):
 
 def _divide(m: Tree, a: Tree) -> Tree:
     """m/A, coordinate by coordinate, also where A is one number."""
-    return jax.tree.map(lambda m: m / a, m) if isinstance(a, jax.Array) and a.ndim == 0 else tree.divide(m, a)
+    return (
+        jax.tree.map(lambda m: m / a.astype(m.dtype), m)
+        if isinstance(a, jax.Array) and a.ndim == 0
+        else tree.divide(m, a)
+    )
 
 
 def variance_reduced(

@@ -1,8 +1,7 @@
 """The FedOpt family: adaptivity at the server, plain steps at the clients.
 
 Reddi et al. 2021, *Adaptive Federated Optimization*: Algorithm 1 (FedOpt) and Algorithm 2 (FedAdagrad, FedYogi,
-FedAdam). Each round sends the parameters down and one change Δ up. Clients keep nothing, or their optimizer's
-state.
+FedAdam). Each round sends the parameters down and one change Δ up; clients keep nothing, or an optimizer's state.
 """
 
 from collections.abc import Callable
@@ -112,7 +111,7 @@ def fedopt(
     the pseudo-gradient −Σ wᵢ Δᵢ to `server_optimizer` (lines 10–11).
 
     Args:
-      client_optimizer: ClientOpt. A schedule inside it counts the steps since its state was last initialised.
+      client_optimizer: ClientOpt. A schedule inside it counts the steps since its state began; with `"server"`, rounds.
       server_optimizer: ServerOpt. A schedule inside it counts rounds.
       client_state: `"reset"` starts each client's optimizer afresh every round (cross-device); `"average"` uploads
         the optimizer's state too, averages it and broadcasts it with x (Local AdaAlter, federated Lookahead);

@@ -34,7 +34,7 @@ def muloco(
       beta: β of Muon, in [0, 1).
       adamw: a regular expression of what AdamW takes though it is a matrix, found in paths such as `dense1/kernel`:
         embeddings and the output layer, without which it trains badly. The default suits this package's models
-        but `logistic` and `autoencoder`.
+        but `logistic`, `so_logistic`, `autoencoder` and Llama.
       b1, b2, eps: β₁ and β₂ in [0, 1), ε > 0 of AdamW.
     """
     inner = optimizers.scale_by_muon(beta, adamw, b1, b2, eps, weight_decay)

@@ -116,7 +116,7 @@ def scale_by_fedamsgrad(b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3)
 def adabound(
     server_lr: LearningRate, b1: Number, b2: Number, final_lr: Number, gamma: Number, decay: bool
 ) -> GradientTransformation:
-    """AdaBound (Luo, Xiong, Liu, Sun 2019, Algorithm 2): u ← −clip(η/√v, low, high) d/√t, see `fedadabound`."""
+    """AdaBound (Luo, Xiong, Liu, Sun 2019, Algorithm 2): u ← −clip(η/√v, low, high) m/√t, see `fedadabound`."""
     check_lr(server_lr=server_lr)
     check_decay(b1=b1, b2=b2)
     check_positive(final_lr=final_lr, gamma=gamma)

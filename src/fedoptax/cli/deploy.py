@@ -11,7 +11,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import click
 import tomli_w
+from click.core import ParameterSource
 
 from fedoptax._files import read_json, write_atomically
 from fedoptax._progress import bar, status
@@ -93,7 +95,7 @@ def local(options: LocalForm) -> None:
     as_trackers(deployment.tracker_names)
     files = nodes if deployment.task["name"] == TABLE else 0
     if len(options.data_file) != files:
-        what = f"{files} files, one for each node" if files else "no file without --schema"
+        what = f"{files} files of deploy local, one for each node" if files else "no file without --schema"
         raise UsageError(f"data_file must name {what}, got {len(options.data_file)}")
     _check_files("data_file", options.data_file)
     ports, limits = (options.port, options.node_port), (options.time_limit, options.start_timeout)
@@ -128,7 +130,7 @@ def resume_deployment(options: ResumeForm, changes: Mapping[str, Any]) -> None:
     folder = options.folder
     if not _work_folder(folder).is_dir():
         remedy = f"with flwr run and resume=true, or here with fedoptax deploy local --resume {folder} --app FOLDER"
-        raise UsageError(f"'{folder}' is a deployment on other machines: continue {remedy}")
+        raise UsageError(f"'{folder}' has no folder of this machine's nodes: continue {remedy}")
     for name in changes.keys() - {"resume_round", "rounds"}:
         raise UsageError(f"{name} does not apply to a deployment")
     rounds = {name: value for name, value in changes.items() if name == "rounds"}
@@ -158,10 +160,12 @@ def show_status(options: DeploymentStatusForm) -> None:
 
 def _read_app(options: LocalForm, work: Path) -> tuple[Deployment, int]:
     """Read an app and the number of its nodes; options that its config has cannot be used."""
+    source = getattr(click.get_current_context(silent=True), "get_parameter_source", lambda name: None)
     defaults = {of.name: of.default for of in fields(NetworkOptions)} | vars(LocalForm())
     typed = {of.name: getattr(options, of.name) for of in fields(DeploymentOptions)} | options.run
     for name, value in typed.items():
-        if name not in ("run", "rounds", "data_dir", "data_file") and value != defaults[name]:
+        is_typed = value != defaults[name] or source(name) == ParameterSource.COMMANDLINE
+        if is_typed and name not in ("run", "rounds", "data_dir", "data_file"):
             raise UsageError(f"{name.rstrip('_')} cannot be used with --app or --resume: the app's config sets it")
     keys = work / "keys"
     nodes = len(list(keys.glob("node-*.pub")))

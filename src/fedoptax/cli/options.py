@@ -106,7 +106,7 @@ class TaskForm(Form):
     task: str = of_data("Task, see `fedoptax list tasks`; for your own data file:PATH, text:PATH or MODULE:FUNCTION.",
         "digits", check=check_task)  # fmt: skip
     partition: str | None = of_data("How examples are divided among clients. [default: the task's]")
-    alpha: float | None = of_data("Dirichlet concentration, > 0; smaller is less iid. [default: 0.3]")
+    alpha: float | None = of_data("Dirichlet concentration; smaller is less iid. [default: the task's]")
     num_clients: int | None = of_data("Clients in the federation. [default: the task's]")
     client_column: str | None = of_data("Column or array of client ids, for file:PATH and text:PATH.")
     label_column: str | None = of_data("Column or array of labels, for --task file:PATH.")

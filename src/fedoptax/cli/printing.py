@@ -1,4 +1,4 @@
-"""Output of commands. It imports JAX only when needed, because `fedoptax list` uses it, too."""
+"""Output of commands. It imports JAX only when needed."""
 
 import json
 import math

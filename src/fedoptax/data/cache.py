@@ -67,7 +67,7 @@ def write_arrays(folder: Path, rows: Rows, keep: bool = False) -> None:
             os.replace(folder, old)
             os.replace(temporary, folder)
     except OSError as error:
-        raise DataError(f"'{folder}' cannot be written: {error.strerror or error}") from None
+        raise DataError(f"'{folder}' cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)

@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 def file_row(folder: Path, file: File) -> Row:
-    """Compare a file of a data set, plain or compressed as the readers take it, with its published hash."""
+    """Compare a file of a data set, plain or compressed, with its published hash."""
     path = folder / file.path
     stored = find_file(path)
     if stored is None and path.suffix == ".gz" and path.with_suffix("").is_file():

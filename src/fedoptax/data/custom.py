@@ -46,12 +46,12 @@ def load_file(
         `.csv`, `.tsv` (UTF-8, with a header) or `.parquet` with one row per example; or a folder of images at
         `client/class/image`, or below `train/` and `test/` in it, of which hidden files are passed over and links are
         followed. Images have 8 bits per channel and one page.
-      client: the array or column of the client ids; None takes `client` if it is there, else there are no clients.
+      client: the array or column of the client ids; None takes the schema's, or `client` if it is there.
       label: the array or column of the labels; None: `y` of an archive, `label` of a table.
       features: the array of the examples, None for `x`; or the columns of a table, None for all others but `drop`.
       drop: columns of a table that are not used.
       split: a column of a table that says `train` or `test` in every row; None if all rows are training examples.
-      test_fraction: of every client's examples, to hold out if there is no test part; 0 for none, None for 0.2.
+      test_fraction: of every client's examples, to hold out if there is no test part; None is 0.2, or 0 with `split`.
       image_size: the height and width to resize images to, one number for a square; None if all are of one size.
       separator: between the cells of a `.csv` or `.tsv` file, one character; None guesses among , ; tab and |.
       decimal: the decimal point of the numbers in it, `"."` (also for None) or `","`.

@@ -79,8 +79,8 @@ def infer_schema(
 def describe_target(frame: DataFrame, schema: Schema) -> str:
     """Describe the target."""
     if schema.target.kind == "number":
-        numbers = read_features("table", frame, [schema.target.column])
-        return f"{schema.target.column!r} is a number, {np.nanmin(numbers):g} to {np.nanmax(numbers):g}"
+        numbers = read_features("table", frame[frame[schema.target.column].notna()], [schema.target.column])
+        return f"{schema.target.column!r} is a number, {numbers.min():g} to {numbers.max():g}"
     texts = [text for text in as_texts(frame[schema.target.column]) if text is not None]
     counts = Counter(texts)
     shares = [f"{name} {counts[name] / len(texts):.1%}" for name in schema.target.classes[:MIN_ROWS]]
@@ -96,7 +96,7 @@ def find_faults(frame: DataFrame, schema: Schema) -> list[str]:
         texts = as_texts(frame[name])
         counts = Counter(text for text in texts if text is not None)
         once = [text for text, count in counts.items() if count == 1]
-        if len(counts) == 1:
+        if counts and len(set(texts)) == 1:
             only = shorten(repr(next(iter(counts))), 40)
             lines.append(f"column {name!r} is {only} in every row: {IGNORE.format(name)}")
         elif sum(counts.values()) < len(texts) / 10:

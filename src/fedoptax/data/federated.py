@@ -59,8 +59,8 @@ class FederatedData:
         client at a time is in memory. It is a `DataError` as in `from_clients`, and if the folder cannot be written, or
         holds other files.
         """
-        earlier = Path(folder)
-        if earlier.is_file() or (earlier.is_dir() and any(path.suffix != ".npy" for path in earlier.iterdir())):
+        earlier, own = Path(folder), (_FIELD, _OFFSETS)
+        if earlier.is_file() or (earlier.is_dir() and not all(path.name.startswith(own) for path in earlier.iterdir())):
             raise DataError(f"'{folder}' is not a federation of `write`; choose another folder")
 
         def rows() -> Rows:
@@ -74,7 +74,7 @@ class FederatedData:
 
     @classmethod
     def open(cls, folder: str | Path) -> FederatedData:
-        """Open a federation of `write`, memory-mapped: only the used rows are read.
+        """Open a federation of `write`, memory-mapped: floats are read once, to be checked, then only the used rows.
 
         It is a `DataError` if it is missing, incomplete or damaged, or holds NaN or infinity.
         """
@@ -93,7 +93,7 @@ class FederatedData:
             raise DataError(f"client {np.argmax(sizes < 1)} has no examples; every client needs at least one")
         examples = as_fields("examples", self.examples)
         if (total := _length(examples)) != offsets[-1] or offsets[0] != 0:
-            raise DataError(f"examples: fields must hold the {offsets[-1]} rows of {len(sizes)} clients, got {total}")
+            raise DataError(f"offsets must be 0 to {total}, the rows of examples, got {offsets[0]} to {offsets[-1]}")
         object.__setattr__(self, "examples", examples)
         object.__setattr__(self, "offsets", offsets)
 
@@ -125,7 +125,7 @@ class FederatedData:
     def check_held_out(self, name: str, examples: Any, owners: Any) -> None:
         """Check examples to evaluate on, `{field: array (n, …)}`, and their clients, (n,); each may be None.
 
-        Other arrays, or fields of other axes than the clients', or of floats where theirs are none, are a `DataError`.
+        Other arrays, or fields of other axes than the clients', or floats beside others, are a `DataError`.
         """
         if examples is None:
             return
@@ -138,7 +138,7 @@ class FederatedData:
         n, numbers = _length(fields), None if owners is None else np.asarray(owners)
         if numbers is not None and (numbers.shape != (n,) or numbers.dtype.kind not in "iu" or numbers.min() < 0):
             kind = f"{numbers.dtype}{list(numbers.shape)}"
-            raise DataError(f"{name}_owners must be {n} numbers of clients, got {kind}")
+            raise DataError(f"{name}_owners must be {n} numbers >= 0 of clients, got {kind}")
 
     def client(self, i: int) -> dict[str, np.ndarray]:
         """Return the examples of client i, `{field: array (n_i, …)}` (views, not copies)."""

@@ -75,7 +75,7 @@ def as_examples(
     """Return examples in a model's form, `{field: array (n, …)}`.
 
     x is arrays by field, or one array if the model has one field; a table with the model's columns, or with a column
-    `text`; or a list of texts. The `classes` of a model of text are its tokens; messages call x `where`. What is
+    `text`; or a list of texts. The `classes` of a model of text are its tokens; messages call a table `where`. What is
     missing, of another shape, or not a number that the model's type can hold is a `DataError`.
     """
     if hasattr(x, "columns") and (schema := schema_of(inputs)) is not None:

@@ -17,7 +17,7 @@ Parts = list[np.ndarray]
 """The examples of each client: sorted int64 index arrays."""
 
 MAX_SEED = 2**63 - 1
-_MAX_ALPHA = 1e9  # iid in all but name; far beyond it the gamma draws overflow
+_MAX_ALPHA = 1e9  # q is uniform in all but name; far beyond it the gamma draws overflow
 _REDRAWS = 20
 _MAX_SIGMA, _MIN_EXPONENT = 100.0, 0.01  # beyond them one client holds everything
 
@@ -28,7 +28,7 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, seed: int) -> P
     A client's examples are drawn by its q, without replacement; when a class is exhausted, q is renormalised over the
     others. This is the CIFAR-10 partition of "Adaptive Federated Optimization". α is the parameter of each class: Hsu
     et al. write Dir(α·p), so their α at a uniform prior p is this one times the number of classes. `alpha` is > 0: near
-    0 a client has one class, at infinity the partition is iid.
+    0 a client has one class, at infinity it has all alike.
 
     Source: Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated visual
     classification", 2019.

@@ -133,10 +133,10 @@ def as_sequences(examples: Iterable[Mapping], tokenizer: TextTokenizer, context:
 
 
 def read_texts(path: Path, client: str = "client") -> dict[str, list[dict[str, Any]]]:
-    """Read the examples of each client: of a .jsonl, .parquet, .csv or .tsv file, or of a folder of .txt files.
+    """Read the examples of each client: of a .jsonl, .json, .parquet, .csv or .tsv file, or of a folder of .txt files.
 
-    In a folder each subfolder and each file beside them is a client, hidden ones are left out; in a file the column
-    `client` names it.
+    In a folder each subfolder and each file beside them is a client (of one name: one client), hidden ones are left
+    out; in a file the column `client` names it.
     """
     clients: dict[str, list[dict[str, Any]]] = {}
     if path.is_dir():
@@ -151,7 +151,7 @@ def read_texts(path: Path, client: str = "client") -> dict[str, list[dict[str, A
         for number, row in enumerate(_read_rows(path, client), 1):
             if not isinstance(row, dict) or row.get(client) in (None, ""):
                 columns = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-                raise UsageError(f"client_column '{client}' must be in all of {path}; row {number} has {columns}")
+                raise UsageError(f"client_column '{client}' must be filled in {path}; row {number} has {columns}")
             clients.setdefault(str(row[client]).strip(), []).append(row)
     if not clients:
         raise DataError(f"{path} has no texts")

@@ -44,16 +44,24 @@ def FUNCTION(partition):
 def write_app(folder: Path, deployment: Deployment, name: str = NAME) -> None:
     """Write the app into a new or empty folder.
 
-    A task MODULE:FUNCTION of the current folder becomes part of it, as `fedoptax_app.task:FUNCTION`; where that is the
-    name, an example does. A folder that is not empty, or a value that cannot stand in the config, is a `UsageError`, a
-    file that cannot be written a `RunError`.
+    A task or algorithm MODULE:FUNCTION of the current folder becomes part of it, as `fedoptax_app.task:FUNCTION` or
+    `fedoptax_app.algorithm:FUNCTION`; where that is the task's name, an example does. A folder that is not empty, or a
+    value that cannot stand in the config, is a `UsageError`, a file that cannot be written a `RunError`.
     """
     check_empty(folder)
     files, (module, _, function) = dict(FILES), str(deployment.task["name"]).rpartition(":")
-    if is_own_function(str(deployment.task["name"])) and (source := Path(f"{module}.py")).is_file():
-        module, files[f"{PACKAGE}/task.py"] = f"{PACKAGE}.task", source.read_text(encoding="utf-8")
-        deployment = replace(deployment, task={**deployment.task, "name": f"{module}:{function}"})
-    elif module.startswith(PACKAGE) and (path := f"{module.replace('.', '/')}.py") not in files:
+
+    def copy_module(name: str, place: str) -> str:
+        module, _, function = name.rpartition(":")
+        source = Path(f"{module.replace('.', '/')}.py")
+        if not is_own_function(name) or not source.is_file():
+            return name
+        files[f"{PACKAGE}/{place}.py"] = source.read_text(encoding="utf-8")
+        return f"{PACKAGE}.{place}:{function}"
+
+    task = {**deployment.task, "name": copy_module(str(deployment.task["name"]), "task")}
+    deployment = replace(deployment, task=task, algorithm=copy_module(deployment.algorithm, "algorithm"))
+    if module.startswith(PACKAGE) and (path := f"{module.replace('.', '/')}.py") not in files:
         files[path] = TASK.replace("FUNCTION", function).replace("NODES", str(len(deployment.nodes)))
     for path, text in ({"pyproject.toml": make_pyproject(deployment, name)} | files).items():
         write_atomically(folder / path, text.encode())

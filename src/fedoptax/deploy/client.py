@@ -53,7 +53,7 @@ class Order(NamedTuple):
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Order:
-        """Return the order in a message; a `UsageError` if a value is missing or out of range.
+        """Return the order in a message; a `UsageError` if `round` or `base` is missing, or a value out of range.
 
         If the experiment, which names a folder, is not an id, or `checkpoints` not a list, it is a `WireError`.
         """
@@ -84,7 +84,7 @@ class StateFolder:
         try:
             arrays = read_arrays(io.BytesIO((self.folder / f"{round}.npz").read_bytes()))  # a zip has checksums
             leaves = [arrays[f"{i:05d}"].view(s.dtype).reshape(s.shape) for i, s in enumerate(structs)]
-        except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile):
+        except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
             return None
         return jax.tree.unflatten(structure, leaves)
 

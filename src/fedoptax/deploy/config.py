@@ -138,7 +138,7 @@ def build_task(deployment: Deployment, partition: int | None = None, data_dir: s
 
 
 def to_table(deployment: Deployment) -> dict[str, Any]:
-    """Return the table for `pyproject.toml`: kebab-case names, with two tables inside."""
+    """Return the table for `pyproject.toml`: kebab-case names, with `TABLES` inside."""
     table: dict[str, Any] = {name: dict(getattr(deployment, name)) for name in TABLES}
     for name, content in table.items():
         for key, item in content.items():
@@ -185,7 +185,7 @@ def from_table(table: Mapping[str, Any]) -> Deployment:
 def simulation_command(deployment: Deployment) -> str | None:
     """Return the command of the simulation that a deployment equals; None if there is none.
 
-    There is none for a task that is a function of the app, nor for asynchronous rounds: who is late is not known.
+    There is none for examples at nodes alone, `evaluate`, nor asynchronous rounds: who is late is not known.
     """
     task = dict(deployment.task)
     name = str(task.pop("name"))

@@ -1,6 +1,6 @@
 """A deployment's run at the server: its rounds for the run loop of `experiments.run`, in the same kind of folder.
 
-Besides, `network.jsonl` has one line per round: who took part, who was left out and why, and the bytes on the wire.
+Besides, `network.jsonl` has one line per round: who took part, who was left out and why, and the seconds of each phase.
 """
 
 import json

@@ -70,7 +70,8 @@ def describe_node(public: bytes) -> str:
     Anything but the public half of a key that Flower takes is a `UsageError`.
     """
     try:
-        return f"{fingerprint(public)} {quote(b' '.join(public.split()[2:]).decode())}".strip()
+        comment = b"" if public.startswith(b"-----") else b" ".join(public.split()[2:])
+        return f"{fingerprint(public)} {quote(comment.decode())}".strip()
     except (ValueError, UnsupportedAlgorithm) as error:
         remedy = "ssh-keygen -t ecdsa -b 384 makes one"
         raise UsageError(f"key must be a public key in OpenSSH's format ({error}); {remedy}") from error

@@ -17,13 +17,13 @@ class NetworkOptions(RoundOptions):
     quorum: float = of_network(0.5, "Fraction of the cohort, in (0, 1], whose replies are enough for a round; the "
         "round still waits for all until round_timeout.",
         partial(check_number, low=0, high=1, open_low=True, open_high=False))  # fmt: skip
-    round_timeout: float = of_network(600.0, "Seconds that a round waits for replies once it has a quorum; in "
+    round_timeout: float = of_network(600.0, "Seconds that a round with a quorum waits for replies; in "
         "asynchronous rounds, that a node may train.", POSITIVE)  # fmt: skip
-    wait_limit: float = of_network(600.0, "Seconds that a round waits for a quorum, at least round_timeout, and the "
-        "first round for all nodes; then the run stops. In asynchronous rounds: for cohort_size replies; then a quorum "
-        "of them is enough, or the run stops.", POSITIVE)  # fmt: skip
-    max_examples: int = of_network(0, "Maximum number of examples that a client may claim; 0: as many as the largest "
-        "client of the server's task, 10⁹ with tables at the nodes.", partial(check_int, low=0))  # fmt: skip
+    wait_limit: float = of_network(600.0, "Seconds that a round waits for a quorum, at least round_timeout; then the "
+        "run stops. The first waits as long for all nodes. In asynchronous rounds: for cohort_size replies; then a "
+        "quorum of them is enough, or the run stops.", POSITIVE)  # fmt: skip
+    max_examples: int = of_network(0, "Maximum number of examples a client may claim in training; 0: as many as the "
+        "largest client of the server's task, 10⁹ with tables at the nodes.", partial(check_int, low=0))  # fmt: skip
     eval_fraction: float = of_evaluation(0.0, "Fraction of all nodes, in [0, 1], that evaluate the model on their own "
         "test examples.", partial(check_number, low=0, high=1, open_high=False),
         default_text="0; 1 with --schema")  # fmt: skip

@@ -43,7 +43,7 @@ class Network(Protocol):
         """
 
     def connected(self) -> Collection[int]:
-        """Return the partitions that can be asked now: connected, with no reply missing."""
+        """Return the partitions that can be asked now: connected, owing no forgotten reply."""
 
     def absent(self, partition: int) -> str:
         """Return why a partition that is not connected cannot be asked."""
@@ -119,8 +119,8 @@ def gather(
     the others stay at work. Whoever answers, is too slow or goes away is replaced by one drawn from those that neither
     work nor answered in this round.
 
-    Without a quorum within `limits.wait_limit` (or `round_timeout`, if that is longer), or if there can be none any
-    more, it raises `NoQuorum`.
+    Without a quorum within `limits.wait_limit` (a synchronous round's `round_timeout`, if longer), or if there can be
+    none any more, it raises `NoQuorum`.
     """
     is_asynchronous, time_limit = workers is not None, limits.wait_limit if workers else limits.round_timeout
     wait_limit = max(time_limit, limits.wait_limit)

@@ -2,7 +2,7 @@
 
 Bonawitz et al. 2017, *Practical Secure Aggregation for Privacy-Preserving Machine Learning*, Figure 4, against a server
 that is honest but curious; it is SecAgg+ (Bell et al. 2020) in which all members of a cohort are neighbours. A sum is
-four requests to each node, one after another; whoever fails in one is not asked again for this sum:
+four requests to each node, one after another; whoever fails in one is not asked the next:
 
 - `keys`: the node makes two key pairs, one for masks and one for encryption, and sends the public halves.
 - `shares`: it draws a seed and splits it, and its private key for masks, by Shamir's scheme; to each member, itself
@@ -154,8 +154,8 @@ def encode_upload(
 def encode_numbers(numbers: np.ndarray) -> np.ndarray:
     """Return float64 (n,) as integers, uint32 (n, LIMBS): x·2¹⁰⁰ modulo 2²⁴⁰ in limbs of 20 bits, the lowest first.
 
-    The limbs of up to 4,096 nodes can be added modulo 2³²; their sum is exact to 2⁻¹⁰⁰. A number that is not finite, or
-    2¹³⁰ or more, is a `RunError`.
+    The limbs of up to 4,096 nodes can be added modulo 2³²; a number is exact to 2⁻¹⁰⁰, a sum must be below 2¹³⁹. A
+    number that is not finite, or 2¹³⁰ or more, is a `RunError`.
     """
     if not (np.abs(numbers) < 2.0**130).all():
         raise RunError(f"secure_aggregation needs sums below 2^130, got {np.abs(numbers).max():.3g}")

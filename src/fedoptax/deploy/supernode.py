@@ -1,7 +1,7 @@
 """`fedoptax-supernode`: Flower's SuperNode with the same arguments, for rounds of less than a second.
 
-Flower's looks for messages every 3 seconds, and its SuperExec every second. This one begins with a tenth of a second
-after each message and comes back to Flower's pauses in some minutes without one. And Flower starts a Python program for
+Flower's looks for messages every 3 seconds, and its SuperExec every second. Here both look every tenth of a second;
+the SuperNode comes back to Flower's pauses in some minutes without a message. And Flower starts a Python program for
 each message, which imports Flower for a second of processor time. Here a process that has imported it forks instead.
 """
 

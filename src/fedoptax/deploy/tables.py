@@ -72,7 +72,8 @@ def gather_statistics(
 ) -> str:  # fmt: skip
     """Return the preparation of features, as JSON, that follows from the sums of all nodes.
 
-    If too few nodes answered soundly that is `NoQuorum`, if no node has enough rows a `DataError`.
+    If too few nodes answered soundly that is `NoQuorum`, if no node has enough rows a `DataError`, and a `WireError` if
+    a secure sum is impossible.
     """
     schema, phases, order = Schema.read(str(deployment.task["schema"])), list[Sums](), dict[str, Any]()
     zero, members = zero_sums(schema), list(range(len(deployment.nodes)))
@@ -122,7 +123,8 @@ def build_table_task(deployment: Deployment, prepared: str, source: Source | Non
     arrays = {name: np.array(content[name]) for name in ("fill", "shift", "scale", "classes")}
     preparation = Preparation(target=tuple(content["target"]), **arrays)
     schema = Schema.read(str(options["schema"]))
-    names = [entry.partition(" ")[2] or entry for entry in map(str, deployment.nodes.values())]
+    entries = [str(deployment.nodes[partition]) for partition in sorted(deployment.nodes, key=int)]
+    names = [entry.partition(" ")[2] or entry for entry in entries]
     classes, test = schema.target.classes, None
     y = np.zeros(1, np.int32 if classes else np.float32)
     clients = [{"x": np.zeros((1, len(schema.features)), np.float32), "y": y}] * len(names)

@@ -71,7 +71,8 @@ def run_round(
     except (AttributeError, TypeError) as error:
         raise UsageError(f"server must be a state that algorithm.init(params) returned: {error}") from error
     key, checked = jax.random.key(0) if key is None else key, partial(check_gradient, grad_fn)
-    keyed = [b if hasattr(b, "key") else BatchList(b, jax.random.fold_in(key, i)) for i, b in enumerate(batches)]
+    keys = (jax.random.fold_in(key, i) for i in range(size))
+    keyed = [b if getattr(b, "key", None) is not None else BatchList(b, own) for b, own in zip(batches, keys)]
     results = [algorithm.client_update(checked, message, client, b) for client, b in zip(clients, keyed)]
     uploads, new_clients, losses = (list(part) for part in zip(*results))
     mean = weighted_mean([(decoded(algorithm, u), loss) for u, loss in zip(uploads, losses)], weights)

@@ -46,7 +46,7 @@ def held_out(task: Task, split: str) -> tuple[Mapping[str, np.ndarray] | None, n
 def choose_split(task: Task) -> str | None:
     """Choose the split for per-client metrics: test if training clients have some, else validation, else test."""
     is_tested, owners = task.test is not None and task.test_owners is not None, task.test_owners
-    if task.validation is not None and not (is_tested and np.min(np.asarray(owners)) < task.clients.num_clients):
+    if task.validation_owners is not None and not (is_tested and np.min(np.asarray(owners)) < task.clients.num_clients):
         return "val"
     return "test" if is_tested else None
 
@@ -111,9 +111,10 @@ def evaluate(
 
 @host_errors()
 def evaluate_clients(task: Task, params: Tree, is_stacked: bool = False) -> dict[str, np.ndarray]:
-    """Evaluate every metric per client, float32 (clients,), on its test examples, or where there are none, validation.
+    """Evaluate every metric per client, float32 (owners,), on its test examples, or where there are none, validation.
 
-    NaN for a client without such examples. With `is_stacked`, `params` are models (N, …), one of each client.
+    NaN for a client without such examples; owners end with the last client that has some. With `is_stacked`, `params`
+    are models (N, …), one of each client.
 
     Raises:
       UsageError: clients have no held-out examples of their own.

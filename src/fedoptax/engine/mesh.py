@@ -1,8 +1,8 @@
 """A round's cohort shared by a mesh of devices: each trains its part of the clients, one all-reduce makes the mean.
 
-Every device runs the same program on the same arguments: data, server and all client states are whole on each, and
-each does the server's update. They differ in the test batches they evaluate and in the clients they train. Clients go,
-largest first, each to the device with the least work so far.
+Every device runs the same program on the same arguments: server, client states and data that are not streamed are
+whole on each, and each does the server's update. They differ in the test batches they evaluate and in the clients they
+train. Clients go, largest first, each to the device with the least work so far.
 """
 
 from collections.abc import Callable

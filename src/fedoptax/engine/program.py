@@ -42,7 +42,7 @@ class Advance(NamedTuple):
     server: Tree
     clients: Tree
     round: jax.Array  # the number of rounds done
-    finite: jax.Array  # whether loss and states are
+    finite: jax.Array  # whether loss and server are
     rows: jax.Array  # (MAX_ROUNDS, columns), bits of float32 (`as_bits`); NaN is what is not known
 
 

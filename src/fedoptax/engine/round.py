@@ -61,7 +61,7 @@ class MemberResult(NamedTuple):
 
 
 class RoundResult(NamedTuple):
-    """The states after a round, whether loss and states are finite, and the round's columns of the history as bits."""
+    """The states after a round, whether loss and server are finite, and the round's columns of the history as bits."""
 
     server: Tree
     clients: Tree
@@ -94,7 +94,7 @@ def plain_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool 
 def finish(
     server: Tree, new_server: Tree, loss: jax.Array, clients: Tree, rows: Any, states: Tree, is_enough: Any = True
 ) -> RoundResult:
-    """Use the new states of the server and of the members if all are finite and there are enough uploads."""
+    """Use the new states of the server and of the members if loss and server are finite and uploads are enough."""
     is_finite = jnp.isfinite(loss) & tree.all_finite(new_server)
     has_effect = is_finite & is_enough
     clients = tree.put(clients, jnp.where(has_effect, rows, OUT_OF_RANGE), states)

@@ -48,9 +48,9 @@ def permutation(key: jax.Array, n: jax.Array, capacity: int, exact: bool = True,
     """A uniform permutation of 0…n−1 in the first n places of an int32 array (capacity,), for a traced n ≤ capacity.
 
     Sorting `capacity` random numbers for a client with few examples would cost more than its training, so with `exact`
-    the sort is as long as the smallest power-of-four bucket that holds n. Vmapped code would run every bucket: there
-    `exact=False` sorts once at full length, with the same result. Buckets that only n < `smallest` would use are not
-    made: each takes a fifth of a second to compile.
+    the sort is as long as the smallest bucket, capacity/4ᵏ rounded up, that holds n. Vmapped code would run every
+    bucket: there `exact=False` sorts once at full length, with the same result. Buckets that only n < `smallest` would
+    use are not made: each takes a fifth of a second to compile.
     """
     buckets = [capacity]
     while exact and buckets[0] > max(64, 4 * smallest):

@@ -104,7 +104,8 @@ def build(name: str, hyperparameters: Mapping[str, Any]) -> FedAlgorithm:
     for parameter in hyperparameters if name in ALGORITHMS else ():
         check_choice(f"hyper-parameter of {name}", parameter, parameters)
     for parameter, info in parameters.items():
-        if info.default is info.empty and parameter not in hyperparameters:
+        is_open = info.kind in (info.VAR_POSITIONAL, info.VAR_KEYWORD)
+        if info.default is info.empty and not is_open and parameter not in hyperparameters:
             raise UsageError(f"{name} needs {parameter}, which no preset has: set {parameter}=VALUE")
     values = {name: parse_schedule(value) if is_schedule(value) else value for name, value in hyperparameters.items()}
     algorithm = find_constructor(name)(**values)

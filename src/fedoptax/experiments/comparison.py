@@ -122,8 +122,8 @@ def compare(
       The histories, and which runs diverged.
 
     Raises:
-      UsageError: a name or value is refused; before anything runs.
-      RunError: `out` holds another comparison, or cannot be used.
+      UsageError: a name or value is refused, or `out` has other files; before anything runs.
+      RunError: `out` holds another comparison, or cannot be written.
       Interrupted: Ctrl-C or a signal; calling it again continues.
     """
     check_task(task)

@@ -42,7 +42,7 @@ def parse_pairs(
 
 
 def check_task(name: str, value: str) -> None:
-    """Check the name of a task, and that its file exists; it is read, or MODULE:FUNCTION imported, later."""
+    """Check the name of a task, and that the file of `file:` exists; it is read, or MODULE:FUNCTION imported, later."""
     from fedoptax.tasks import recipe_of  # which imports NumPy, slow for `--help`
     from fedoptax.tasks.recipe import PREFIX
 

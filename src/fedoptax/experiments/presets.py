@@ -54,7 +54,7 @@ def find_preset(task: str, algorithm: str, model: str | None = None) -> tuple[di
     """Return an algorithm's hyper-parameters on a task, and their source.
 
     They are those tuned here with the model, else with the task's default model, else those of the task's first paper,
-    else none. The baselines take FedAvg's client learning rate; a user's file starts from the digits' values.
+    else none. The baselines take FedAvg's client learning rate; a task of the user's starts from the digits' values.
     """
     if algorithm in BASELINES:
         values, origin = find_preset(task, "fedavg", model)

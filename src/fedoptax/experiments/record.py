@@ -38,7 +38,7 @@ class Record(Options):
     command: str = option("", "The command line that reports show as the way to reproduce the run.")
     out: str | Path | None = option(None, "A new folder for config, history, checkpoints, summary and final "
         "parameters; None writes nothing.", PATH)  # fmt: skip
-    overwrite: bool = option(False, "Remove earlier results in `out`.", check_flag)
+    overwrite: bool = option(False, "Empty `out` if it has earlier results.", check_flag)
     resume_from: str | Path | None = option(None, "A run folder to continue from its last checkpoint, by the same "
         "algorithm, as only the command line checks; results go to `out`, by default there.", PATH)  # fmt: skip
     resume_round: int | None = option(None, "The round of the checkpoint to start from; later rounds are repeated.")

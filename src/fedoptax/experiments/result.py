@@ -36,7 +36,7 @@ class RunResult:
       best: the best evaluated round (`round`, `metric`, `value`), by the metric of `keep`; None if none was evaluated.
       best_params: its parameters, with `keep`; else None.
       personalized: the results of `personalize`, as in summary.json.
-      initial: with `evaluate_start`, the metrics before the first round, by column.
+      initial: if evaluated, the metrics before the first round, by column.
       signal: the number of the signal that asked to stop (2: Ctrl-C), else 0; it may come in the last round.
     """
 

@@ -99,7 +99,7 @@ class Search:
 
 
 class AllDiverged(RunError):
-    """All points of a search diverged."""
+    """No point of a search has a score, as all diverged, or none has the metric."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class SearchResult:
 
     @property
     def best(self) -> Trial:
-        """The best point; `AllDiverged` is raised if every point diverged."""
+        """The best point; `AllDiverged` is raised if no point has a score."""
         if self.best_or_none is None:
             name, count = self.search.algorithm, len(self.trials)
             if any(trial.status in ENDED for trial in self.trials):
@@ -206,9 +206,9 @@ def tune(
       All points, and the best.
 
     Raises:
-      UsageError: a name or value is refused; before anything runs.
-      AllDiverged: every point did.
-      RunError: `out` holds another search, or cannot be used.
+      UsageError: a name or value is refused, or `out` has other files; before anything runs.
+      AllDiverged: no point has a score.
+      RunError: `out` holds another search, or cannot be written.
       Interrupted: Ctrl-C or a signal; calling it again continues.
     """
     check_task(task)

@@ -111,12 +111,8 @@ def autoencoder(sizes: Sequence[int] = (784, 1000, 500, 250, 30)) -> Model:
     Dense layers down to the code and back through the same sizes, 784-1000-500-250-30-250-500-1000-784; a sigmoid
     after each but the code, which is linear. It starts as in Keras: Glorot uniform kernels, biases 0.
 
-    Args:
-      sizes: of the input, the encoder's layers and the code; at least two, each at least 1.
-
-    Returns:
-      A model of x (batch, ...), flattened to (batch, sizes[0]), in [0, 1], to its reconstruction (batch, sizes[0]),
-      in [0, 1]: the last sigmoid is part of the model.
+    `sizes` are those of the input, the encoder's layers and the code: at least two, each at least 1. The model maps
+    x (batch, ...), in [0, 1] and flattened to (batch, sizes[0]), to its reconstruction: the last sigmoid is part of it.
     """
     if len(sizes) < 2:
         raise UsageError(f"sizes must be at least two, of the input and the code, got {tuple(sizes)}")

@@ -96,7 +96,7 @@ def from_pretrained(
     def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
         got = weights.pop(name) if name in weights else None
         if got is None or got.shape != shape:
-            raise DataError(f"'{folder}' must have '{name}' of shape {shape}, got {got is not None and got.shape}")
+            raise DataError(f"'{folder}' must have '{name}' of shape {shape}, got {None if got is None else got.shape}")
         return got
 
     def read_stack(place: str, shape: tuple[int, ...]) -> np.ndarray:

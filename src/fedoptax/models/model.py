@@ -108,5 +108,5 @@ def check_input(input_shape: Sequence[int], num_classes: int, smallest: int = 0,
     if not shape or min(shape) < 1:
         raise UsageError(f"input_shape must have at least one dimension, each >= 1, got {shape}")
     if smallest and (len(shape) != 3 or min(shape[:2]) < smallest):
-        raise UsageError(f"input_shape must be (height, width, channels) of at least {smallest} pixels, got {shape}")
+        raise UsageError(f"input_shape must be (height, width, channels) with sides >= {smallest}, got {shape}")
     return shape

@@ -91,7 +91,7 @@ def load_runs(path: str | Path) -> list[Run]:
     folders = find_folders(Path(path))
     runs = [load_run(folder, comparison) for folder, mark, comparison in folders if mark == "config.json"]
     if not runs:
-        raise RunError(f"'{Path(path)}' has no run: there is no config.json in it or its subfolders")
+        raise RunError(f"'{Path(path)}' has no run: there is no config.json in it or its subfolders besides searches")
     return runs
 
 

@@ -25,7 +25,7 @@ class Paired(NamedTuple):
 
 
 def compare_seeds(one: Mapping[int, float], other: Mapping[int, float]) -> Paired:
-    """Compare values by seed; without three finite differences there are neither intervals nor p-values."""
+    """Compare values by seed; without three differences, all finite, there are neither intervals nor p-values."""
     pairs = np.array([(one[seed], other[seed]) for seed in one.keys() & other.keys()]).reshape(-1, 2)
     differences, degrees = pairs[:, 0] - pairs[:, 1], len(pairs) - 1
     mean = float(differences.mean()) if len(pairs) else math.nan

@@ -91,11 +91,11 @@ class HeatMap(NamedTuple):
         rule = self.result.search.rule
         text = f"{self.result.search.algorithm}: {metric_words(rule.metric)} {_last_rounds(rule.last)}"
         text += f", the best over {join_words(self.others)}" if self.others else ""
-        return f"{text}. The frame marks the chosen point, × one that diverged."
+        return f"{text}. The frame marks the chosen point, × one without a score."
 
 
 def make_heat_map(result: SearchResult) -> HeatMap | None:
-    """Make the map of a grid with two or more hyper-parameters; None for other searches."""
+    """Make the map of a search of two or more hyper-parameters; None for Optuna's."""
     grid = {name: values for name, values in result.explored.items() if len(values) > 1}
     if result.search.search == "optuna" or len(grid) < 2 or not result.trials:
         return None
@@ -130,7 +130,7 @@ class Profile(NamedTuple):
 
 
 def make_profiles(results: Sequence[SearchResult]) -> list[Profile]:
-    """Make a profile for each hyper-parameter with at least three values, of all searches that have it together."""
+    """Make a profile for each hyper-parameter with three values or more in a grid, of all searches together."""
     profiles: dict[tuple[str, str, bool, bool], dict[str, list[tuple[float, float]]]] = {}
     for result in results:
         is_grid, rule = result.search.search == "grid", result.search.rule

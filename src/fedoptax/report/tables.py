@@ -52,7 +52,7 @@ def final_table(runs: Sequence[Run], target: float | None = None, early: int | N
 
 
 def history_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Tabulate every round of every run: the columns `algorithm` and `seed`, then the history's."""
+    """Tabulate every round of every run: the columns `algorithm` and `seed`, then the history's numbers."""
     parts = {(group.label, int(run.config["seed"])): run.rows for group in group_runs(runs) for run in group.runs}
     filled = {key: rows for key, rows in parts.items() if len(rows)} or parts
     return pd.concat(filled, names=["algorithm", "seed"]).reset_index([0, 1])

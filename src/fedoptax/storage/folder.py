@@ -43,7 +43,7 @@ LOCK = ".lock"
 
 
 def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Path:
-    """Check that results may be written to `out`, and remove earlier results there if `overwrite`.
+    """Check that results may be written to `out`, and empty a folder with earlier results if `overwrite`.
 
     Without `remove` they stay, so that all options can be checked before anything is lost.
     """

@@ -91,7 +91,7 @@ class TrainedModel:
         classes = self.classes or ()
         if threshold is not None:
             check_number("threshold", threshold, 0, 1, open_high=False)
-            if self.inputs.get("positive") is None:
+            if self.inputs.get("positive") is None or len(classes) != 2:
                 raise UsageError(f"threshold needs a model of a table with two classes, got {threshold}")
         check_int("top", top, 1, max(1, len(classes)))
         examples, table = read_inputs(Path(path), self.inputs, self.fields, classes)
@@ -219,15 +219,15 @@ def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
       params: `"best"` or `"last"`; None uses the best if they were saved, else the last.
 
     Raises:
-      UsageError: it is not a run's folder, it has no model for examples, or the best parameters were not saved.
-      RunError: a file is missing or damaged.
+      UsageError: it is not a run's folder, or has no model for examples.
+      RunError: a file is missing or damaged, or the best parameters were not saved.
     """
     check_type("folder", folder, str | Path)
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise UsageError(f"'{folder}' is not the folder of a run")
     if not (folder / DESCRIPTION).is_file():
-        raise UsageError(f"'{folder}' has no model for examples: it answers prompts, or each client has its own")
+        raise UsageError(f"'{folder}' has no model for examples: its task has no `predict`, or each client has its own")
     path, described = choose_params(folder, params), read_json(folder / DESCRIPTION)
     with reading(f"'{folder}'", "a model"):
         program = export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
@@ -264,7 +264,7 @@ def write_model(folder: Path, task: Task) -> None:
 def export_predict(task: Task) -> export.Exported:
     """Export a task's `predict` as `(list of parameters, examples) -> outputs`.
 
-    It takes any number of examples, or `BATCH` if the computation depends on their number.
+    It takes any number of examples, or at most `BATCH` if the computation depends on their number.
     """
     predict = task.predict
     if predict is None:

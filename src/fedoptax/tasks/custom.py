@@ -43,7 +43,7 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     if source.train_groups is None and options.partition in (None, "clients"):
         kind = "column" if source.columns else "array"
         remedy = "name it by client_column, or make clients by `partition`, such as dirichlet or iid"
-        raise UsageError(f"{path} has no {kind} 'client': {remedy}")
+        raise UsageError(f"{path}: no {kind} names the clients: {remedy}")
     if source.schema is None and options.loss is not None:
         raise UsageError(f"loss applies to a table with a number as its target, got {options.loss!r}")
     how, weights = "", None

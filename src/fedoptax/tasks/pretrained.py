@@ -162,7 +162,7 @@ def read_clients(
         if left_out:
             logging.getLogger("fedoptax").warning("note: %d clients left out: no learned token in them", left_out)
 
-    key = hashlib.sha256(f"{column} {context}".encode()).hexdigest()[:8]
+    key = hashlib.sha256(f"{path.resolve()} {column} {context}".encode()).hexdigest()[:8]
     arrays = cached(f"tokens-{key}", [file for file in files if file.exists()], 2, decode)
     ids, sizes = np.unique(arrays["client"], return_counts=True)
     count = len(ids) if options.num_clients is None else check_int("num_clients", options.num_clients, 1, len(ids))

@@ -95,8 +95,8 @@ class TaskOptions:
       augment: of CIFAR: `"crop"` (24×24 at random, flip, standardise; default for ResNet-18), `"center"` (24×24 in the
         centre, no flip), `"standardize"` or `"none"`.
       drop: columns of a table at `file:PATH` that are no features, separated by commas.
-      client_column, label_column, split, test_fraction, image_size, separator, decimal, target: of `file:PATH`, see
-        `fedoptax.data.custom.load_file`.
+      client_column, label_column, split, test_fraction, image_size (one number), separator, decimal, target: of
+        `file:PATH`, see `fedoptax.data.custom.load_file`; `text:PATH` has the first and the fourth (default 0.1), too.
       schema: of a table, a TOML file or its text, see `fedoptax.data.schema`.
       class_weight: of classes, weights of the training loss: `"balanced"`, or `"yes=5,no=1"`.
       loss: of a number to predict: `"squared"` (the default), `"huber"` or `"poisson"`.

@@ -142,7 +142,7 @@ TASKS: dict[str, Recipe] = {
 
 CUSTOM = Recipe(
     defer_import("tasks.custom:custom_data"),
-    "your own file: .npz, .csv, .parquet, or a folder of images",
+    "your own file: .npz, .csv, .tsv, .parquet, or a folder of images",
     model="mlp",
     num_clients=10,
     models={**MODELS, "linear": MODELS["logistic"]},
@@ -178,7 +178,7 @@ def load_task(name: str, **options: Any) -> "Task":
     """Load a named task, `"file:PATH"`, a task on your own file or folder, or `"text:PATH"`, one on your own texts.
 
     Args:
-      name: one of `TASKS`; or `file:` and the path of a `.npz`, `.csv` or `.parquet` file or of a folder of images, see
+      name: one of `TASKS`; or `file:` and the path of a `.npz`, `.csv`, `.tsv`, `.parquet` or a folder of images, see
         `fedoptax.data.custom`; or `text:` and the path of texts, with the folder of a pretrained `model`, see
         `fedoptax.tasks.pretrained`.
       options: the fields of `TaskOptions`: `partition`, `num_clients`, `model`, `seed`, `data_dir` and others; which

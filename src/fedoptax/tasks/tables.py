@@ -52,7 +52,7 @@ def default_metrics(schema: Schema) -> str | None:
 
 
 def regression(model: Model, prepared: Preparation, loss: str = "squared") -> dict[str, Any]:
-    """Return the attributes of `Task` for regression; metrics: `mae`, `rmse`, `r2` in the target's units, and `loss`.
+    """Return the attributes of `Task` for regression; metrics: `mae` and `rmse` in the target's units, `r2`, `loss`.
 
     The model's output is in standard deviations about the mean of the federation's training examples; with the Poisson
     loss, for counts, it is the logarithm of the rate by this mean, which must be positive (else a `DataError`). The

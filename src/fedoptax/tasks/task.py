@@ -286,7 +286,7 @@ def with_validation(task: Task, fraction: float) -> Task:
     by the seed of the partition, so all seeds of a comparison have the same. Test examples stay as they are. The arrays
     are copied to memory.
 
-    It is a `UsageError` if `fraction` is not in (0, 1), no client has an example to spare, or there are such examples.
+    It is a `UsageError` if `fraction` is not in (0, 1), no client gives an example, or there are such examples.
 
     Example:
       >>> import fedoptax as fx
@@ -300,7 +300,7 @@ def with_validation(task: Task, fraction: float) -> Task:
         raise UsageError(f"task '{task.name}' must have no validation examples yet")
     clients, rest, owners = task.clients.split(fraction, task.spec.get("partition_seed", 0))
     if not len(owners):
-        raise UsageError(f"validation_fraction must leave a client of task '{task.name}' examples, got {fraction}")
+        raise UsageError(f"validation_fraction must hold out an example of task '{task.name}', got {fraction}")
     total, givers = int(task.clients.offsets[-1]), len(np.unique(owners))
     note = f"validation: {len(owners):,} of {total:,} training examples, of {givers:,} clients"
     spec, notes = {**task.spec, "validation_fraction": fraction}, (*task.notes, note)

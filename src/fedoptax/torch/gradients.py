@@ -1,8 +1,8 @@
 """Any module under any algorithm: PyTorch computes the gradients, the one definition of the algorithm does the rest.
 
 Nearly all of a round's time goes into the module's forward and backward pass. Parameters go to PyTorch by DLPack
-without a copy, minibatches with one: during the call, the module's parameters are the algorithm's memory. In an eager round
-gradients come back the same way; in a compiled one XLA calls PyTorch for every gradient and copies it once.
+without a copy, minibatches with one: during the call, the module's parameters are the algorithm's memory. In an eager
+round gradients come back the same way; in a compiled one XLA calls PyTorch for every gradient and copies it once.
 
 The parameter `hidden.weight` of a module is the leaf `{"hidden": {"weight": …}}`, on the wire `hidden/weight`. Only
 trained parameters (`requires_grad`) travel. Buffers, such as the running statistics of batch normalisation, are not

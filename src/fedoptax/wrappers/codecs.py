@@ -4,7 +4,7 @@ QSGD: Alistarh et al. 2017, *QSGD: Communication-Efficient SGD via Gradient Quan
 sign, with error feedback: Wang, Lin, Chen 2022, *Communication-Efficient Adaptive Federated Learning* (FedCAMS).
 `integers` is for algorithms that send whole numbers (FedLion).
 
-A number that is not finite makes the decoded array not finite, so that it can be refused.
+A number that is not finite makes the decoded array not finite (but `integers`'), so that it can be refused.
 """
 
 import math

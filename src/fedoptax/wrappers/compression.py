@@ -35,10 +35,10 @@ def with_compression(algorithm: FedAlgorithm, codec: Codec, seed: int = 0) -> Fe
     """Send uploads coded, each array for itself; the server decodes each before the mean (`FedAlgorithm.decode`).
 
     Coded are the floating-point arrays of an upload's model-sized vectors, as changes against what the client received
-    (see `wrappers.uploads`), where that saves bytes. Second moments and the states of optimizers are sent as they are:
-    they must not become negative, and an error in them does not average out. With error feedback (`topk`, `sign`) a
-    client adds what it has not sent yet (Wang, Lin, Chen 2022, Algorithm 2, lines 9–10), and so keeps one more vector
-    for each that it sends; an upload that is not finite leaves this untouched.
+    (see `wrappers.uploads`), where that saves bytes. Except in private uploads, second moments and optimizers'
+    states stay as they are: they must not become negative, and errors do not average out. With error feedback (`topk`,
+    `sign`) a client adds what it has not sent yet (Wang, Lin, Chen 2022, Algorithm 2, lines 9–10), and so keeps one
+    more vector for each that it sends; an upload that is not finite leaves this untouched.
 
     Args:
       algorithm: any algorithm; with privacy, the private one.

@@ -70,7 +70,7 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
     """
     check_algorithm(algorithm)
     if algorithm.decode is not None or algorithm.epsilon is not None:
-        raise UsageError("algorithm must not be private or compressed yet: wrap with_personal's result instead")
+        raise UsageError("algorithm must not be private or code its uploads (fedlion does): wrap with_personal's")
     check_type("keep", keep, str | Sequence | Callable)
     patterns = [keep] if isinstance(keep, str) or callable(keep) else keep
     for pattern in patterns:

@@ -1,5 +1,5 @@
 """The public data sets: each module reads its publisher's format into a `Source`.
 
 Every `load` takes `data_dir` as `fedoptax.data.files.find_data_dir`, and raises a `DataError` if a file is missing,
-damaged or not of its format; a `UsageError` if another argument is out of range.
+damaged or not of its format.
 """

@@ -66,7 +66,8 @@ def holdout(source: Source, fraction: float, seed: int, by_client: bool = False)
     if by_client and not moved.any():
         return source
     if not moved.any():
-        raise UsageError(f"test_fraction must be larger: clients have at most {sizes.max()} examples, got {fraction}")
+        wanted = "larger" if sizes.max() > 1 else "0"
+        raise UsageError(f"test_fraction must be {wanted}: clients have at most {sizes.max()} examples, got {fraction}")
     shuffled = np.random.default_rng(seed).permutation(n)
     if by_client:
         rows = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
