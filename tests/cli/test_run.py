@@ -144,7 +144,7 @@ def test_help_shows_commands_and_an_example_of_each(capsys):
         shown = capsys.readouterr().out
         for command in commands.split():
             assert command in shown and fedoptax(*group.split(), command, "--help") == 0
-            assert f"fedoptax {group} {command}".replace("  ", " ") in capsys.readouterr().out
+            assert f"Example: fedoptax {group} {command}".replace("  ", " ") in capsys.readouterr().out
 
 
 QUICK = (

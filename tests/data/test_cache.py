@@ -37,7 +37,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
 def test_a_damaged_array_is_refused(tmp_path):
     arrays = {"x": np.ones((3, 1)), "names": np.array(["a", "bcd"]), "none": np.empty((0, 4), np.int32)}
     write_arrays(tmp_path / "a", arrays.items())
-    assert all(np.array_equal(array, arrays[name]) for name, array in open_arrays(tmp_path / "a").items())
+    assert all(np.array_equal(open_arrays(tmp_path / "a")[name], array) for name, array in arrays.items())
     os.truncate(tmp_path / "a" / "x.npy", 100)
     refused(lambda: open_arrays(tmp_path / "a"), "a' cannot be read")
     refused(lambda: open_arrays(tmp_path / "missing"), "missing")
@@ -87,8 +87,8 @@ def test_a_federation_on_disk_equals_the_one_in_memory(tmp_path):
     opened, given = fx.FederatedData.open(tmp_path / "f"), fx.FederatedData.from_clients(clients)
     np.testing.assert_array_equal(opened.offsets, given.offsets)
     for i in range(3):
-        for name, array in opened.client(i).items():
-            np.testing.assert_array_equal(array, given.client(i)[name])
+        for name, array in given.client(i).items():
+            np.testing.assert_array_equal(opened.client(i)[name], array)
     np.save(tmp_path / "f" / "mine.npy", 1)
     refused(lambda: fx.FederatedData.write(tmp_path / "f", clients), "choose another folder")
     (tmp_path / "f" / "offsets.npy").unlink()

@@ -166,14 +166,14 @@ def image(place, mode="L"):
 SCHEMA = Schema.read('target = {column = "label", classes = ["a", "b"]}\n[columns]\nf = {kind = "number"}\n')
 
 BROKEN = {
-    "no label": (npz(y_test=[0]), {}, "a.npz"), "lengths": (npz(y=[0]), {}, "equally many"),
+    "no label": (npz(), {"label": "z"}, "lacks 'z'"), "lengths": (npz(y=[0]), {}, "equally many"),
     "another shape to test": (npz(x_test=np.ones((1, 2)), y_test=[0]), {}, "test examples"),
-    "clients of one part": (npz(client=[0, 1], x_test=np.ones((1, 3)), y_test=[0]), {}, "a.npz"),
+    "clients of one part": (npz(client=[0, 1], x_test=np.ones((1, 3)), y_test=[0]), {}, "lacks 'client_test'"),
     "a fraction as label": (npz(y=[0.5, 1]), {}, "'y', row 1"),
     "NaN": (npz(x=np.array([[1.0], [np.nan]])), {}, "'x', row 2"),
     "too large a number": (npz(x=np.array([[1], [2**31]])), {}, "'x' must be within int32"),
     "text as features": (npz(x=np.array(["a", "b"])), {}, "'x' must hold numbers"),
-    "objects": (npz(x=np.array([{}, {}])), {}, "a.npz"), "no such array": (npz(), {"client": "site"}, "site"),
+    "objects": (npz(x=np.array([{}, {}])), {}, "allow_pickle"), "no such array": (npz(), {"client": "site"}, "site"),
     "a missing label": (table("f,label\n1,a\n2,\n"), {}, "'label', row 2"),
     "text in a cell": (table("f,label\nhigh,a\n2,b\n"), {}, "'f', row 1"),
     "a row too long": (table("f,label\n1,a\n2,b,c\n"), {}, "a.csv"),

@@ -84,6 +84,7 @@ def test_the_next_mirror_is_taken(tmp_path, server, monkeypatch, wrong):
     fetch("mnist", tmp_path)
     assert [path.name for path in (tmp_path / "mnist").iterdir()] == ["data.bin"]
     assert (tmp_path / "mnist" / "data.bin").read_bytes() == DATA
+    assert server.asked == [wrong, "data.bin"][":" in wrong :]
 
 
 def test_without_a_mirror_the_error_says_what_to_do_by_hand(tmp_path, server, monkeypatch):

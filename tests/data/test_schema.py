@@ -152,8 +152,8 @@ def test_odd_columns(tmp_path, kind):
     frame = pd.DataFrame({"f": cells, "label": ["a", "b"] * 15})
     frame.to_csv(tmp_path / "a.csv", index=False, sep=";")
     schema = infer_file(tmp_path / "a.csv", "label")
-    assert schema.columns["f"].kind == expected or expected in "".join(schema.notes)
-    assert isinstance(find_faults(frame.replace("", None), schema), list)  # whatever stands in the cells
+    assert expected in ({schema.columns["f"].kind} if expected.isalpha() else "".join(schema.notes))
+    find_faults(frame.replace("", None), schema)  # whatever stands in the cells
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_schema_travels_and_new_rows_are_answered_as_in_training(table, tmp_pa
     options = {"schema": schema.to_toml(), "model": "linear", "class_weight": "balanced"}
     task = fx.load_task(f"file:{table}", **options, validation_fraction=0.2)
     assert task.client_names == ("1_north", "2_east", "3_west", "4_small")
-    assert any("4_small" not in note for note in task.notes) and "schema" in task.spec
+    assert not any("4_small" in note for note in task.notes) and "schema" in task.spec
     run = {"rounds": 6, "cohort_size": 4, "batch_size": 20, "client_metrics": True}
     result = fx.run(task, fx.fedavg(0.3), **run, out=tmp_path / "run", keep="best:val_auroc")
     assert Schema.read(tmp_path / "run" / "schema.toml") == schema

@@ -21,11 +21,7 @@ UPLOAD = {"w": np.ones(2, np.float32)}
 ARRAYS = pack(UPLOAD)
 PEM = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo  # as Flower tells them
 KEYS = {i: ec.generate_private_key(ec.SECP384R1()).public_key().public_bytes(*PEM) for i in (11, 22, 33, 44, 55)}
-
-
-@pytest.fixture(autouse=True)
-def in_a_run(inside_a_flower_run):
-    """Messages can be made."""
+pytestmark = pytest.mark.usefixtures("inside_a_flower_run")  # messages can be made
 
 
 class Grid:

@@ -119,6 +119,7 @@ def test_a_forged_order_changes_no_state(server, algorithm, kind):
     with pytest.raises(WireError, match="order: not signed"):
         server.deliver(given, server.message(given, server.order(), kind), run=RUN - 1)
     assert server.contents() == before
+    assert server.deliver(given, server.message(given, server.order(), kind)).has_content()
 
 
 def test_old_orders_are_refused_and_a_restarted_server_is_obeyed_from_where_it_goes_on(server):

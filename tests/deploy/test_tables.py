@@ -93,8 +93,7 @@ def test_nodes_hold_what_the_clients_of_the_simulation_hold(tables):
         node = build_table_task(made, prepared, read_own(made, file))
         for field, rows in task.clients.client(i).items():
             np.testing.assert_allclose(node.clients.client(0)[field], rows, rtol=1e-6)
-        if node.test is not None:
-            np.testing.assert_allclose(node.test["x"], task.test["x"][task.test_owners == i], rtol=1e-6)
+        np.testing.assert_allclose(node.test["x"], task.test["x"][task.test_owners == i], rtol=1e-6)
         batch = node.clients.client(0)
         losses = (jax.jit(one.loss)(params, batch, key) for one in (node, task))
         np.testing.assert_allclose(*losses, rtol=1e-5)

@@ -147,9 +147,9 @@ def test_ctrl_c_at_one_stops_both_after_the_same_round(asked, tmp_path, start):
 @pytest.mark.parametrize(
     ("arguments", "argument"),
     [
-        ({"process": None}, "process"), ({"coordinator": None}, "coordinator"),
+        ({"process": None}, "process is"), ({"coordinator": None}, "coordinator is"),
         ({"coordinator": "here"}, "coordinator"), ({"coordinator": "here:70000"}, "coordinator"),
-        ({"processes": 0}, "processes"), ({"process": 2}, "process"),
+        ({"processes": 0}, "processes"), ({"process": 2}, "process must"),
         (dict.fromkeys(("coordinator", "processes", "process")), "coordinator"),
     ],
 )  # fmt: skip

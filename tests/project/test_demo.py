@@ -30,7 +30,7 @@ def curves(demo: Path, name: str, column: str) -> np.ndarray:
 
 
 def test_adaptive_methods_converge_faster(tmp_path):
-    """Reddi et al. 2021, Section 5: they converge faster than FedAvg, to a model at least as good, and fit better."""
+    """Reddi et al. 2021, Section 5: they converge faster than FedAvg, to a model as good within a point."""
     demo = tmp_path / "out"
     command = [sys.executable, "-m", "fedoptax.cli.main", *demo_arguments(demo)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

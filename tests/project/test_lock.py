@@ -1,4 +1,4 @@
-"""requirements.lock: every package pinned with hashes, and all that pyproject.toml asks for within its bounds."""
+"""requirements.lock: every package pinned with hashes, and those of pyproject.toml, without extras, within bounds."""
 
 import re
 import tomllib

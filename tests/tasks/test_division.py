@@ -43,6 +43,8 @@ def test_a_partition_holds_every_example_once_and_test_examples_follow(options):
     everything = fx.load_task("digits", partition="iid", num_clients=1)
     assert sorted(map(bytes, task.clients.examples["x"])) == sorted(map(bytes, everything.clients.examples["x"]))
     assert options.items() <= task.spec.items()
+    other = fx.load_task("digits", num_clients=20, seed=1, **options)
+    assert (other.clients.examples["x"] != task.clients.examples["x"]).any()
     assert task.test is not None and task.test_owners is not None and len(task.test_owners) == 359
     test = np.zeros((20, 10))
     np.add.at(test, (task.test_owners, task.test["y"]), 1)

@@ -1,4 +1,4 @@
-"""Tasks: losses with and without masks, weighted metrics, and training losses computed in bfloat16."""
+"""Tasks: losses with and without masks, divergence, and pickling."""
 
 import copy
 import dataclasses
@@ -110,7 +110,7 @@ test_what_is_no_task_is_refused_by_name = refusals(
 
 def test_a_run_that_diverges_names_the_clients_of_its_last_round():
     task = dataclasses.replace(line(), client_names=tuple("abcdefgh"))
-    with pytest.raises(DivergedError, match=r"not finite in a round of [a-h], [a-h]$"):
+    with pytest.raises(DivergedError, match=r"not finite in a round of b, e$"):
         fx.run(task, fx.fedavg(1e38), rounds=9, cohort_size=2)
 
 
