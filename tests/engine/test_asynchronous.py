@@ -179,7 +179,7 @@ STATEFUL = {"scaffold", "local_amsgrad", "fedlamb", "stem", "fafed", "naive_adap
 STATEFUL |= {"diloco", "muloco", "scaffold_adam"}
 
 
-def test_every_algorithm_runs_whose_clients_keep_nothing_and_the_others_are_refused_by_name():
+def test_every_algorithm_has_a_plan_whose_clients_keep_nothing_and_the_others_are_refused_by_name():
     options = RunOptions(asynchronous=5, cohort_size=2)
     for name in fx.ALGORITHMS:
         algorithm = build(name, find_preset("digits", name)[0])

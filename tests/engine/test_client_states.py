@@ -39,8 +39,8 @@ def test_rows_are_initial_until_their_client_comes_back_and_are_saved(tmp_path):
 
 
 def test_states_and_examples_that_do_not_fit_are_elsewhere(monkeypatch):
-    for share, places in ((0.25, ("device", "device")), (0, ("host", "stream"))):
-        monkeypatch.setattr(states, "DEVICE_SHARE", share)
+    for room, places in ((552, ("device", "device")), (551, ("device", "stream")), (95, ("host", "stream"))):
+        monkeypatch.setattr(states, "host_bytes", lambda room=room: 4 * room)  # states take 96 bytes, examples 552
         plan = make_plan(RunOptions(cohort_size=3), line(), fx.scaffold(0.1))
         assert (plan.client_states, plan.examples) == places
 

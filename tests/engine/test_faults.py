@@ -153,6 +153,5 @@ def test_epsilon_is_in_every_row_and_in_the_summary(tmp_path):
     assert result.history.column("epsilon") == [None, 0.5, 0.75, 1.0, 1.25]
     assert asked == [(r, 6, 8) for r in range(1, 6)]
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["final"]["epsilon"] == 1.25
-    refused(lambda: fx.run(line(), private, rounds=5, aggregate="median", **options), "aggregate")
     refused(lambda: fx.run(line(), fx.mime(0.1), rounds=2, faults={"dropout": 0.1}, cohort_size=2), "two exchanges")
     refused(lambda: fx.run(line(), fx.mime(0.1), rounds=2, aggregate="krum:1", cohort_size=6), "two exchanges")

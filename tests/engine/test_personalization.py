@@ -59,5 +59,5 @@ def test_the_rate_is_that_of_the_last_round_also_after_resuming(tmp_path):
     for rounds, source in ((2, None), (OPTIONS["rounds"], tmp_path / "part")):
         part = {**OPTIONS, **options, "rounds": rounds, "resume_from": source}
         resumed = fx.run(TASK, fx.fedavg(0.1), out=tmp_path / "part", **part)
-    assert whole.personalized is not None and resumed.personalized == whole.personalized
-    assert read_json(tmp_path / "part" / "config.json")["engine"] == "eager"
+    assert whole.personalized and whole.personalized["client_lr"] == pytest.approx(LR * (1 + np.cos(np.pi / 4)) / 2)
+    assert resumed.personalized == whole.personalized and read_json(tmp_path / "part/config.json")["engine"] == "eager"

@@ -234,8 +234,7 @@ def _forms_stay(algorithm: FedAlgorithm, dtype: str) -> None:
         minibatches = Batches(count, lambda k: own, jax.random.key(0))
         upload, new_client, _ = algorithm.client_update(grad_fn, message, client, minibatches)
         upload = decoded(algorithm, upload)
-        mean = jax.tree.map(lambda a: a, upload)
-        new_server = algorithm.server_update(server, mean, Cohort(3, 4))
+        new_server = algorithm.server_update(server, upload, Cohort(3, 4))
         return (server, client), (new_server, new_client), (message, upload, algorithm.params(new_server))
 
     before, after, sent = jax.eval_shape(round_, start(dtype), jnp.int32(2))

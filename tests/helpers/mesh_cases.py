@@ -58,7 +58,7 @@ def compare(case: str) -> dict[str, Any]:
     moved = float(np.max(np.abs(jax.tree.leaves(alone[0])[0] - np.asarray(jax.tree.leaves(TASK.init(None))[0]))))
     columns = {name: float(np.max(np.abs(np.subtract(a, many[3][name])))) for name, a in alone[3].items()}
     evaluated = {name: far for name, far in columns.items() if name.startswith(("test_", "client_"))}
-    return {"worst": max(jax.tree.leaves(worst)), "moved": moved, "evaluated": evaluated}
+    return {"worst": float(np.max(jax.tree.leaves(worst))), "moved": moved, "evaluated": evaluated}
 
 
 def steps() -> dict[str, int]:

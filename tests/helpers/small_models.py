@@ -24,11 +24,6 @@ def some_params(model):
     return jax.tree.map(make, jax.eval_shape(model.init, KEY))
 
 
-def paths(params):
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return ["/".join(str(entry.key) for entry in path) for path, _ in leaves]
-
-
 def size(model):
     """The number of parameters, without making any."""
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, KEY)))

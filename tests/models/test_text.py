@@ -40,6 +40,7 @@ def test_logits_depend_only_on_what_came_before(name):
     before, after = apply(params, IDS), apply(params, IDS.at[1, 3].set((IDS[1, 3] + 1) % 11))
     changed = np.any(np.asarray(before != after), axis=2)
     np.testing.assert_array_equal(changed, [[False] * 6, [False] * 3 + [True] * 3, [False] * 6])
+    assert np.array_equal(before, apply(params, IDS, KEY)) == (name != "wikitext_lstm")  # which has dropout
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
