@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
+from fedoptax.algorithm import BatchList
 from laws_table import ROWS, kinds_quickly
 
 
@@ -64,3 +65,14 @@ def test_gradients_per_step_are_those_computed(name):
         for _ in range(algorithm.exchanges):
             server, (client,), _ = fx.eager.run_round(algorithm, grad_fn, server, [client], [[1.0, 2.0, 3.0]])
     assert len(calls) == 3 * algorithm.exchanges * algorithm.gradients_per_step
+
+
+def test_in_an_eager_round_each_client_has_a_key_of_its_own():
+    def draw(grad_fn: Any, message: Any, client: Any, batches: Any) -> Any:
+        return (*fx.fedavg(0.1).client_update(grad_fn, message, client, batches)[:2], jax.random.uniform(batches.key))
+
+    algorithm = fx.fedavg(0.1)._replace(client_update=draw)
+    for lists in ([[1.0], [1.0]], [BatchList([1.0]), BatchList([1.0])]):
+        server = algorithm.init(jnp.zeros(2))
+        info = fx.eager.run_round(algorithm, lambda p, b: (0.0, p), server, [(), ()], lists)[2]
+        assert info.client_losses[0] != info.client_losses[1]
