@@ -1,6 +1,6 @@
 """What failing and lying clients do to six algorithms, and which aggregators help: the table of docs/robustness.md.
 
-    python benchmarks/attacks.py                       # everything, about 10 minutes on 2 idle cores
+    python benchmarks/attacks.py                       # everything, some 20 minutes on 2 idle cores
     python benchmarks/attacks.py --only fedavg,fafed   # some algorithms; prints, and writes nothing
 
 Setting: task digits (50 clients, Dirichlet 0.3, MLP), 10 clients a round, batch 10, 1 local epoch, each algorithm with
@@ -28,7 +28,7 @@ from fedoptax.experiments.presets import PRESETS
 from fedoptax.experiments.result import DivergedError
 
 ALGORITHMS = ("fedavg", "fedadam", "fedyogi", "scaffold", "fedlamb", "fafed")
-SEEDS, ROUNDS, COHORT, BATCH = (0, 1), 60, 10, 10
+SEEDS, ROUNDS, COHORT, BATCH = range(5), 60, 10, 10
 FAULTS = {"30 % drop out": fx.Faults(dropout=0.3), "deadline": fx.Faults(deadline=3.0)}
 CORRUPTIONS = {"10 % NaN": (0.1, math.nan), "20 % × −10": (0.2, -10.0), "20 % × 100": (0.2, 100.0)}  # rate, factor
 ATTACKS = ("none", *FAULTS, *CORRUPTIONS)
@@ -37,7 +37,7 @@ RESULTS = Path(__file__).parent / "results"
 
 HEAD = """# Attacks
 
-Made by `python benchmarks/attacks.py`. Test accuracy after {rounds} rounds, the mean over seeds {seeds}. *Diverged in
+Made by `python benchmarks/attacks.py`. Test accuracy after {rounds} rounds, the mean of {seeds} seeds. *Diverged in
 r*: the server's state became NaN or infinite, in round r at the earliest of the seeds.
 
 - Task `digits`: {clients} clients, Dirichlet 0.3, the task's MLP; {cohort} clients a round, batch {batch}, 1 local
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device, today = jax.devices()[0], datetime.date.today().isoformat()
     head = HEAD.format(
         rounds=ROUNDS,
-        seeds=" and ".join(map(str, SEEDS)),
+        seeds=len(SEEDS),
         clients=task.num_clients,
         cohort=COHORT,
         batch=BATCH,

@@ -165,11 +165,9 @@ class Preconditioner(NamedTuple):
 
 def _divide(m: Tree, a: Tree) -> Tree:
     """m/A, coordinate by coordinate, also where A is one number."""
-    return (
-        jax.tree.map(lambda m: m / a.astype(m.dtype), m)
-        if isinstance(a, jax.Array) and a.ndim == 0
-        else tree.divide(m, a)
-    )
+    if isinstance(a, jax.Array) and a.ndim == 0:
+        return jax.tree.map(lambda m: m / a.astype(m.dtype), m)
+    return tree.divide(m, a)
 
 
 def variance_reduced(

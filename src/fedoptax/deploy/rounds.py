@@ -43,7 +43,7 @@ class Network(Protocol):
         """
 
     def connected(self) -> Collection[int]:
-        """Return the partitions that can be asked now: connected, owing no forgotten reply."""
+        """Return the partitions that can be asked now: connected, and not at a request that was forgotten."""
 
     def absent(self, partition: int) -> str:
         """Return why a partition that is not connected cannot be asked."""

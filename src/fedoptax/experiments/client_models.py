@@ -1,7 +1,8 @@
 """Rounds of clients with models of their own: of personal parameters, and of the baselines.
 
 The baselines are each client alone (`local`, in the rounds in which it is sampled), and all data in one place
-(`centralized`). `local` sees the cohorts of the seed; both do as many gradients as FedAvg would, one on average.
+(`centralized`). `local` sees the cohorts of the seed; both do as many gradients as FedAvg would, `centralized` on
+average.
 """
 
 from dataclasses import replace

@@ -70,7 +70,7 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
     """
     check_algorithm(algorithm)
     if algorithm.decode is not None or algorithm.epsilon is not None:
-        raise UsageError("algorithm must not be private or code its uploads (fedlion does): wrap with_personal's")
+        raise UsageError("algorithm must not be private or code its uploads (as fedlion): wrap with_personal's result")
     check_type("keep", keep, str | Sequence | Callable)
     patterns = [keep] if isinstance(keep, str) or callable(keep) else keep
     for pattern in patterns:

@@ -99,9 +99,7 @@ def with_privacy(
         is_known = not is_traced(noise_multiplier)  # with σ_b <= z/2 the count alone exceeds the budget of z
         check_number("bit_noise", bit_noise, float(noise_multiplier) / 2 if is_known else 0, open_low=True)
     if algorithm.decode is not None:
-        raise UsageError(
-            "algorithm must not code its uploads (fedlion does): with_compression(with_privacy(...), codec)"
-        )
+        raise UsageError("algorithm must not code its uploads (as fedlion): with_compression(with_privacy(...), codec)")
     if algorithm.exchanges > 1:
         raise UsageError("algorithm must have one exchange per step: each round is accounted as a new cohort")
     words = uploads.key_words(seed)
