@@ -58,7 +58,7 @@ def test_a_table_without_clients_is_asked_for_them(capsys):
     for name, kind, label in (("own.csv", "column", "kind"), ("own.npz", "array", "y")):
         assert fedoptax("run", "--task", f"file:{name}", "--label-column", label) == 2
         printed = capsys.readouterr().err
-        assert f"has no {kind} 'client'" in printed and "--client-column" in printed and "--partition" in printed
+        assert f"no {kind} names the clients" in printed and "--client-column" in printed and "--partition" in printed
     assert fedoptax("data", "partition", "--task", "file:own.npz", "--partition", "iid", "--out", "p") == 0
     assert "clients: 10, made by partition iid" in capsys.readouterr().out
 

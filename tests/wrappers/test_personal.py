@@ -97,7 +97,7 @@ def test_patterns_and_refusals():
     for keep, why in ((["norm*", "haed"], "keep 'haed' matches none of"), (lambda name: True, "some but not all")):
         refused(lambda: fx.with_personal(fx.fedavg(0.1), keep).init(params), why)  # noqa: B023
     coded = fx.with_compression(fx.fedavg(0.1), fx.codecs.sign())
-    refused(lambda: fx.with_personal(coded, keep="x"), "private or compressed")
+    refused(lambda: fx.with_personal(coded, keep="x"), "private or code its uploads")
     refused(lambda: fx.with_prox(fx.with_personal(fx.fedavg(0.1), keep="x"), 0.1), "no personal parameters yet")
     for keep in ("norm*", ["norm*"], lambda name: "norm" in name):
         personal = fx.with_personal(fx.fedavg(0.1), keep=keep).init(params).initial
