@@ -107,7 +107,7 @@ def test_a_task_of_the_current_folder_comes_into_the_app_and_is_called_before_an
         Path("mine.py").write_text(source)
         assert fedoptax("deploy", "init", "new", *made) == status and Path("new").exists() == (status == 0)
     assert Path("new/app/fedoptax_app/task.py").read_text() == SMALL_TASK
-    assert read_app(Path("new/app")).build_algorithm().weighting == fx.fedavg(0.1).weighting
+    assert read_app(Path("new/app")).algorithm == "fedoptax_app.algorithm:make"
     Path("new/app/fedoptax_app/task.py").write_text(text)
     assert fedoptax("deploy", "local", "--app", "new", "--out", "out") == 2
     assert capsys.readouterr().err.count(reason) == 2 and not Path("out").exists() and not Path("new/nodes").exists()

@@ -25,7 +25,6 @@ from fedoptax.deploy.app import check_empty, check_task, place_node, read_app, w
 from fedoptax.deploy.config import TABLE, Deployment, is_own_function, simulation_command
 from fedoptax.deploy.keys import describe_keys, describe_node, make_keys, write_keys
 from fedoptax.deploy.local import LocalFederation, last_words
-from fedoptax.deploy.options import NetworkOptions
 from fedoptax.deploy.proxy import make_proxy
 from fedoptax.deploy.status import describe_status, read_status
 from fedoptax.deploy.tables import OPTIONS
@@ -130,7 +129,7 @@ def resume_deployment(options: ResumeForm, changes: Mapping[str, Any]) -> None:
     folder = options.folder
     if not _work_folder(folder).is_dir():
         remedy = f"with flwr run and resume=true, or here with fedoptax deploy local --resume {folder} --app FOLDER"
-        raise UsageError(f"'{folder}' has no folder of this machine's nodes: continue {remedy}")
+        raise UsageError(f"'{_work_folder(folder)}' is missing: continue {remedy}")
     for name in changes.keys() - {"resume_round", "rounds"}:
         raise UsageError(f"{name} does not apply to a deployment")
     rounds = {name: value for name, value in changes.items() if name == "rounds"}
@@ -160,12 +159,10 @@ def show_status(options: DeploymentStatusForm) -> None:
 
 def _read_app(options: LocalForm, work: Path) -> tuple[Deployment, int]:
     """Read an app and the number of its nodes; options that its config has cannot be used."""
-    source = getattr(click.get_current_context(silent=True), "get_parameter_source", lambda name: None)
-    defaults = {of.name: of.default for of in fields(NetworkOptions)} | vars(LocalForm())
-    typed = {of.name: getattr(options, of.name) for of in fields(DeploymentOptions)} | options.run
-    for name, value in typed.items():
-        is_typed = value != defaults[name] or source(name) == ParameterSource.COMMANDLINE
-        if is_typed and name not in ("run", "rounds", "data_dir", "data_file"):
+    source = click.get_current_context().get_parameter_source
+    names = {of.name for of in fields(DeploymentOptions)} | options.run.keys()
+    for name in sorted(names - {"rounds", "data_dir"}):
+        if source(name) == ParameterSource.COMMANDLINE:
             raise UsageError(f"{name.rstrip('_')} cannot be used with --app or --resume: the app's config sets it")
     keys = work / "keys"
     nodes = len(list(keys.glob("node-*.pub")))
