@@ -152,7 +152,7 @@ def check_output(name: str, value: Any, shape: tuple = (), kind: str = "floating
       name: of the function, or of a value with `verb="be"`.
       value: what it returned.
       shape: the shape it must have; None stands for any size.
-      kind: of the numbers: `"floating"`; `"real"`, whole numbers and booleans too; or `"inexact"`, complex ones too.
+      kind: of the numbers: `"floating"`, or `"real"`, whole numbers and booleans too.
     """
     import jax  # here, so that this module stays quick to import
     import numpy as np
@@ -161,8 +161,7 @@ def check_output(name: str, value: Any, shape: tuple = (), kind: str = "floating
     if isinstance(value, jax.Array | np.ndarray | np.generic | float | int | complex):
         dtype, sizes = jax.dtypes.result_type(value), np.shape(value)
         is_fitting = len(sizes) == len(shape) and all(w is None or w == size for w, size in zip(shape, sizes))
-        generic = getattr(jax.numpy, "floating" if kind == "real" else kind)
-        if is_fitting and (jax.numpy.issubdtype(dtype, generic) or (kind == "real" and dtype.kind in "biu")):
+        if is_fitting and (jax.numpy.issubdtype(dtype, jax.numpy.floating) or (kind == "real" and dtype.kind in "biu")):
             return jax.numpy.asarray(value, dtype)
         got = f"{dtype.name}[{', '.join(map(str, sizes))}]"
     number = "number" if kind == "real" else "floating-point number"

@@ -92,7 +92,7 @@ def put(x: Tree, i: ArrayLike, rows: Tree) -> Tree:
 
 
 def all_finite(x: Tree) -> jax.Array:
-    """Whether every floating-point or complex number of `x` is finite; 0 · a is 0 only if a is."""
+    """Whether every floating-point number of `x` is finite; 0 · a is 0 only if a is."""
     sums = [jnp.sum(0 * jnp.asarray(a)) for a in jax.tree.leaves(x) if jnp.issubdtype(a.dtype, jnp.inexact)]
     return jnp.all(jnp.array([jnp.isfinite(s) for s in sums], bool))
 
@@ -103,7 +103,7 @@ def select(condition: ArrayLike, x: Tree, y: Tree) -> Tree:
 
 
 def accumulate_zero(like: Tree) -> Tree:
-    """An empty sum for uploads like `like` (arrays or shape/dtype structs), each leaf at least float32 or complex64."""
+    """An empty sum for uploads like `like` (arrays or shape/dtype structs), each leaf at least float32."""
     return jax.tree.map(lambda a: jnp.zeros(a.shape, sum_dtype(a)), like)
 
 
@@ -111,7 +111,7 @@ def accumulate(total: Tree, weight: ArrayLike, upload: Tree) -> Tree:
     """total + weight·upload; an upload of weight 0 adds nothing, even where it is not finite."""
 
     def leaf(t: jax.Array, u: jax.Array) -> jax.Array:
-        w = jnp.asarray(weight, jnp.finfo(t.dtype).dtype)  # real: as a complex number it would make ∞ a NaN
+        w = jnp.asarray(weight, t.dtype)
         return t + jnp.where(w == 0, jnp.zeros((), t.dtype), w * u.astype(t.dtype))
 
     return jax.tree.map(leaf, total, upload)

@@ -210,6 +210,7 @@ def test_speeds_give_virtual_time_to_synchronous_rounds_and_to_a_deadline():
     plain, timed = run(asynchronous=None, speeds=None), run(asynchronous=None)
     np.testing.assert_array_equal(plain.params, timed.params)
     assert "virtual_seconds" not in plain.history[0]
-    late = run(asynchronous=None, faults={"deadline": 2.0})
-    for row, other in zip(timed.history, late.history):
-        assert other["virtual_seconds"] == pytest.approx(min(row["virtual_seconds"], 2.0))
+    late, slow = (run(asynchronous=None, faults=faults) for faults in ({"deadline": 2.0}, {"step_seconds": 3.0}))
+    for row, late_row, slow_row in zip(timed.history, late.history, slow.history):
+        assert late_row["virtual_seconds"] == pytest.approx(min(row["virtual_seconds"], 2.0))
+        assert slow_row["virtual_seconds"] == pytest.approx(3 * row["virtual_seconds"])

@@ -180,7 +180,7 @@ test_a_gradient_of_another_form_is_refused = refusals({
 })  # fmt: skip
 WRONG_ALGORITHMS: dict[str, tuple[dict[str, Any], str]] = {
     "no loss": ({"client_update": lambda g, m, c, b: UPDATE(g, m, c, b)[:2]}, "client_update must return"),
-    "nothing": ({"client_update": lambda g, m, c, b: None}, "client_update must return"),
+    "a complex upload": ({"client_update": lambda g, m, c, b: (jnp.array(1j), c, jnp.ones(()))}, "real numbers"),
     "a loss per step": ({"client_update": lambda g, m, c, b: (*UPDATE(g, m, c, b)[:2], jnp.ones(3))}, r"float32\[3\]"),
     "bfloat16": (
         {"server_update": lambda s, m, c: jax.tree.map(lambda a: a.astype("bfloat16"), s)},

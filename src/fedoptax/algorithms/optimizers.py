@@ -166,6 +166,10 @@ def scale_by_muon(
     k × n matrix: n is the last axis, a layer's outputs, and k all others, its inputs.
     """
     check_decay(beta=beta)
+    try:
+        pattern = re.compile(adamw)
+    except (re.error, TypeError) as error:
+        raise UsageError(f"adamw must be a regular expression, got {adamw!r}: {error}") from None
 
     def direction(m: Tree, params: Tree) -> Tree:
         return tree.add_scaled(jax.tree.map(_orthogonalize, m), weight_decay, params)
@@ -174,7 +178,7 @@ def scale_by_muon(
 
     def label(path: tuple, a: jax.Array) -> str:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return "muon" if a.ndim > 1 and not re.search(adamw, name) else "adamw"
+        return "muon" if a.ndim > 1 and not pattern.search(name) else "adamw"
 
     optimizers = {"muon": muon, "adamw": scale_by_adamw(b1, b2, eps, weight_decay)}
     return optax.partition(optimizers, lambda params: jax.tree_util.tree_map_with_path(label, params))

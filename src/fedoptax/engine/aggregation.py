@@ -2,7 +2,7 @@
 
 An aggregator combines the decoded uploads of a cohort, stacked leaf by leaf (S, …), of which only those that are
 `present` count. Sums are in float32 or wider, and integer leaves (counters) are rounded at the end, as in the weighted
-mean. A complex number counts as its two parts.
+mean.
 """
 
 import math
@@ -120,8 +120,6 @@ class SecureMean(Mean):
         return jax.tree.map(leaf, total, like, self._limits(like))
 
     def _limits(self, sent: Sent) -> Sent:
-        if any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in jax.tree.leaves(sent)):
-            raise UsageError("secure_aggregation needs uploads of real numbers, got complex ones")
         upload = jax.tree.map(lambda a: self.limit if _is_inexact(a) else COUNT_RANGE, sent.upload)
         return Sent(upload, jax.tree.map(lambda loss: LOSS_RANGE, sent.loss))
 
@@ -162,8 +160,6 @@ class _CoordinateWise(Aggregator):
             ordered = jnp.sort(_present_or(jnp.inf, _wide(a), present), axis=0)
             total = jnp.sum(_present_or(0, ordered, is_middle), axis=0)
             result = total / jnp.maximum(n - 2 * cut, 1).astype(total.dtype)
-            if jnp.iscomplexobj(a):
-                result = jax.lax.complex(result[..., 0], result[..., 1])
             return (jnp.round(result) if jnp.issubdtype(a.dtype, jnp.integer) else result).astype(a.dtype)
 
         return jax.tree.map(leaf, uploads)
@@ -280,8 +276,7 @@ def _present_or(value: float, a: jax.Array, present: jax.Array) -> jax.Array:
 
 
 def _wide(a: jax.Array) -> jax.Array:
-    """`a` in float32 or wider, the parts of complex numbers along one more axis."""
-    a = jnp.stack([a.real, a.imag], axis=-1) if jnp.iscomplexobj(a) else a
+    """`a` in float32 or wider."""
     return a.astype(jnp.float64 if a.dtype == jnp.float64 else jnp.float32)
 
 

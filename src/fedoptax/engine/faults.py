@@ -17,7 +17,7 @@ from fedoptax.errors import UsageError, check_choice, check_number
 
 COUNTS = ("participants", "dropped", "late", "rejected")
 """The history's columns of a run with faults or a robust aggregator; they add up to the cohort's size."""
-Rates = dict[str, Any]  # numbers of `Faults`, float32 scalars, and `speeds`, float32 (N,), of `client_speeds`
+Rates = dict[str, Any]  # `dropout`, `deadline`: float32 scalars; `speeds`, float32 (N,): seconds of a client's step
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Faults:
             check_number("faults.deadline", self.deadline, 0, open_low=True)
 
     def rates(self, speeds: np.ndarray) -> Rates:
-        """The numbers for the compiled program, with the speeds; no deadline is an infinite one."""
-        numbers = {"dropout": self.dropout, "deadline": self.deadline, "step_seconds": self.step_seconds}
-        return {name: np.float32(math.inf if n is None else n) for name, n in numbers.items()} | {"speeds": speeds}
+        """The numbers for the compiled program, with the seconds of steps; no deadline is an infinite one."""
+        numbers = {"dropout": self.dropout, "deadline": math.inf if self.deadline is None else self.deadline}
+        return {name: np.float32(n) for name, n in numbers.items()} | {"speeds": speeds * np.float32(self.step_seconds)}
 
 
 class Outcome(NamedTuple):
@@ -82,7 +82,7 @@ def sample_outcomes(rates: Rates, key: jax.Array, round: Any, cohort: jax.Array,
         return jax.random.uniform(uniform_key, (), jnp.float32)
 
     uniform = jax.vmap(draw)(cohort)
-    seconds = steps.astype(jnp.float32) * rates["step_seconds"] * jnp.asarray(rates["speeds"])[cohort]
+    seconds = steps.astype(jnp.float32) * jnp.asarray(rates["speeds"])[cohort]
     dropped = uniform < rates["dropout"]
     return Outcome(dropped, ~dropped & (seconds > rates["deadline"]), seconds)
 

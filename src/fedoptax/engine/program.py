@@ -207,6 +207,8 @@ def _count_message_bytes(
         upload, new_client, loss = result
         check_output("client_update's loss", loss, verb="be")
         mean = decoded(algorithm, upload)
+        if any(map(jnp.iscomplexobj, jax.tree.leaves(mean))):
+            raise UsageError("client_update's upload must be of real numbers, got complex ones")
         if isinstance(plan.aggregate, SecureMean):
             upload = plan.aggregate.zero(mean)
         new_server = algorithm.server_update(server, mean, Cohort(plan.cohort_size, task.num_clients))

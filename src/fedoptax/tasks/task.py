@@ -360,6 +360,6 @@ def _check_parameters(task: Task) -> None:
             name = f"parameter '{path}' of task '{task.name}'"
             if isinstance(leaf, bool | int | float | complex):
                 raise UsageError(f"{name} must be an array of floating-point numbers, got {leaf!r}")
-            check_output(name, leaf, np.shape(leaf), "inexact", verb="be")
+            check_output(name, leaf, np.shape(leaf), verb="be")
 
     jax.eval_shape(check, jax.random.key(0))
