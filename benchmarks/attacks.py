@@ -46,7 +46,7 @@ r*: the server's state became NaN or infinite, in round r at the earliest of the
   have more liars than an aggregator bears. *NaN* and *×* spoil the whole upload: the updates of `fedavg`, `fedadam`,
   `fedyogi` and `scaffold`, but the parameters themselves (and moments) of `fedlamb` and `fafed`.
 - *Deadline*: {deadline:g} virtual seconds; a step of the median client takes 1, log-normal spread 0.5 over clients.
-- Clients whose uploads counted, of {cohort} a round: {participants}.
+- Clients whose uploads counted, of {cohort} a round, with `fedavg` and the mean: {participants}.
 - `norm_clipping`: the bound is the largest cohort mean of the uploads' norms in any round of a run without attack, with
   seed 0: {bounds}.
 - Hardware: {cores} CPU cores ({cpu}), JAX on {device}; {seconds:.0f} s, beside other work. Versions: fedoptax

@@ -122,15 +122,16 @@ def collect_histories(committed: Path, work: Path) -> Any:
     sys.path.append(str(Path(__file__).parent / "reproductions"))
     import histories
 
-    tables = [pd.read_parquet(committed)] if committed.is_file() else []
+    old = pd.read_parquet(committed) if committed.is_file() else pd.DataFrame({"job": [], "command": [], "status": []})
+    new = []
     for path in sorted(work.rglob("job.json")):
         facts = json.loads(path.read_text(encoding="utf-8"))
         for history in sorted(path.parent.rglob("history.jsonl")):
-            rows = histories.read_run(history.parent, facts["job"].partition("/")[2]).assign(**facts)
-            tables = [old[old["job"] != facts["job"]] for old in tables[:1]] + tables[1:] + [rows]
-    if not tables:
-        return pd.DataFrame({"job": [], "command": [], "status": []})
-    table = pd.concat(tables, ignore_index=True)
+            new.append(histories.read_run(history.parent, facts["job"].partition("/")[2]).assign(**facts))
+            old = old[old["job"] != facts["job"]]
+    if not new:
+        return old
+    table = pd.concat([old, *new] if len(old) else new, ignore_index=True)
     return table.astype(dict.fromkeys(table.select_dtypes("float64").columns, "float32"))
 
 

@@ -6,7 +6,8 @@
 
 Each peer runs its script in `peers/` in an environment of its own, `.venv-peer-NAME` (`make bench-peers`; both of
 PyTorch share one), or else in this one if it has the package: on a CPU with one thread and with all of them, of which
-the better counts. `--baseline` is a checkout with this benchmark whose rounds are timed in turn with this one's.
+the better counts; pfl with one alone, FedJAX on one device. `--baseline` is a checkout with this benchmark whose
+rounds are timed in turn with this one's.
 
 On a GPU the shapes' rounds are timed in bfloat16, too, with the kernels that take most of them. Their processes and the
 peers' are started together: they compile side by side, and then take turns to be timed (`work.turn`).

@@ -64,6 +64,9 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
         step = steps[options["step"]]
         measure = measure_of(step, options) if step.runs else _NOTHING
         words = measure.words(step.any_run) if step.runs else f"{step.rule().metric.replace('_', ' ')} of the search"
+        if "near" in options:
+            at = f", at the {options['per']} that has most" if "per" in options else ""
+            words = f"number of grid points with accuracy ≥ best − {options['near']:g}{at}"
         tests = _make_tests(options, step, steps, measure, again)
         claims.append(Claim(options["says"], about["title"], paper, words, tests))
     for equivalence in (False, True):

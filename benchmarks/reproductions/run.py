@@ -6,16 +6,18 @@
     python benchmarks/reproductions/run.py --list
 
 A recipe, NAME.toml, has the claim, its source, the published numbers, the commands, and claims in a form that the
-histories can be tested for. Where two cores are too few for the paper's settings, it has reduced ones beside them. Runs
-go to runs/reproductions/NAME; a second call goes on where the first was stopped. A step that has ended is added to
-runs/NAME.parquet and runs/NAME.toml beside this file, with its figures in results/; while those have its command, it is
-not run again (--again does). Data sets are looked for in FEDOPTAX_DATA, or in shared/data beside the project.
+histories can be tested for. Where two cores are too few for the paper's settings, it has reduced ones beside them.
+Runs go to runs/reproductions/NAME; a second call goes on where the first was stopped. A step that has ended is added
+to runs/NAME.parquet and runs/NAME.toml beside this file, with its figures in results/; while those have its command,
+it is not run again (--again does, from the beginning, as does a changed command). Data sets are looked for in
+FEDOPTAX_DATA, or in shared/data beside the project.
 """
 
 import argparse
 import io
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +27,7 @@ from PIL import Image
 
 import histories
 import pages
+from fedoptax._files import read_json
 from fedoptax.report.figures import draw_figures
 from fedoptax.report.report import load_report
 
@@ -61,13 +64,23 @@ def reproduce(recipe: pages.Recipe, so_far: bool, again: bool, workers: str | No
         command = packed.about.get("command", "") if is_done else ""  # steps of the queue have none
         if is_done and (not command or shlex.split(command)[1:] == shlex.split(step[recipe.kind])) and not again:
             continue
+        code = commit()  # of now, as it may change while the step runs
         if not so_far:
+            if again or not has_command(place, step[recipe.kind]):
+                shutil.rmtree(place, ignore_errors=True)
             run(step[recipe.kind], place, workers)
         if (so_far and place.is_dir()) or histories.has_ended(place):
-            histories.pack(place, recipe.stem, commit())
+            histories.pack(place, recipe.stem, code)
             draw(step, place, f"{recipe.stem}-{step['name']}")
     for path, text in pages.render().items():
         path.write_text(text, encoding="utf-8")
+
+
+def has_command(place: Path, command: str) -> bool:
+    """Return whether a folder's comparison or search, if it has one, was begun by this command."""
+    records = [place / name for name in ("compare.json", "tune.json") if (place / name).is_file()]
+    begun = [read_json(record)["command"].partition(" --out ")[0] for record in records]
+    return all(shlex.split(one)[1:] == shlex.split(command) for one in begun)
 
 
 def run(command: str, place: Path, workers: str | None) -> None:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from command_line import fedoptax
 
@@ -80,6 +79,8 @@ def test_what_is_understood_of_a_table_is_shown_with_what_looks_like_ids(capsys)
     assert "1 feature (height)" in printed and "warning" not in printed
     assert fedoptax(*arguments[:-2], "--label-column", "height", "--task-set", "drop=number") == 2
     assert "'height' has 80 different decimals" in capsys.readouterr().err
+    assert fedoptax(*arguments, "--label-column", "sort") == 1 and "lacks 'sort'" in capsys.readouterr().err
+    assert fedoptax(*arguments, "--task-set", "image_size=8") == 2 and "image_size" in capsys.readouterr().err
 
 
 def test_an_own_table_trains_and_resumes_until_it_changes(capsys):
@@ -104,26 +105,9 @@ def test_an_own_table_trains_and_resumes_until_it_changes(capsys):
     assert len(Path("r/history.jsonl").read_text().splitlines()) == 17
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "text"),
-    [
-        (["data", "check", "mnist"], 1, "incomplete: mnist"),
-        (["data", "fetch", "nope"], 2, "data set must be one of"),
-        (["data", "fetch", "femnist"], 1, "LEAF"),
-        (["data", "partition", "--task", "mnist"], 1, "`fedoptax data fetch mnist` downloads it"),
-        (["run", "--task", "file:own.csv", "--client-column", "site", "--label-column", "sort"], 1, "sort"),
-        (["run", "--task", "file:own.csv", "--partition", "iid", "--task-set", "image_size=8"], 2, "image_size"),
-        (["run", "--task", "mnist", "--preset", "paper:fafed"], 2, "did you mean 'paper:fafed-low'"),
-        (["run", "--set", "client_lr=cosine(1)"], 2, "cosine(lr, rounds, floor)"),
-    ],
-)  # fmt: skip
-def test_wrong_input_ends_in_one_line(arguments, status, text, capsys):
-    own_table(Path("own.csv"))
-    assert fedoptax(*arguments) == status
-    err = capsys.readouterr().err
-    assert err.splitlines()[-1].startswith("fedoptax: ")
-    assert text in err
-    assert not Path("runs").exists()
+def test_a_data_set_that_is_not_there_is_incomplete(capsys):
+    assert fedoptax("data", "check", "mnist") == 1
+    assert capsys.readouterr().err == "fedoptax: incomplete: mnist\n"
 
 
 def test_what_a_terminal_cannot_show_is_escaped(monkeypatch):

@@ -18,6 +18,7 @@ WRONG = [
     (["run", "--stop-after", "5:val_loss"], 2, "--validation-fraction"),
     (["run", "--task", "nothere.csv"], 2, "file:nothere.csv"),
     (["run", "--task", "fedoptax:load_task"], 2, "None"), (["tune", "--grid", "client_lr=1..0.1"], 2, "write 0.1..1"),
+    (["tune", "--weighting", "paper", "--grid", "weighting=examples,uniform"], 2, "already has a value in --weighting"),
     (["compare", "--from", "nowhere"], 2, "nowhere"), (["compare", "--seeds", "1,x"], 2, "--seeds must be a whole"),
     (["run", "--preset", "none"], 2, "client_lr"), (["run", "--set", "client_lr"], 2, "--set"),
     (["run", "--cohort-size", "51"], 2, "--cohort-size must be <= 50"),
@@ -36,6 +37,10 @@ WRONG = [
     (["run", "--staleness-exponent", "1"], 2, "asynchronous"),
     (["run", "--algorithm", "centralized", "--mesh", "1", "--privacy", "clip=1,noise_multiplier=1,delta=1e-5"], 2,
      "privacy cannot be used with centralized"),
+    (["data", "fetch", "nope"], 2, "data set must be one of"), (["data", "fetch", "femnist"], 1, "LEAF"),
+    (["data", "partition", "--task", "mnist"], 1, "`fedoptax data fetch mnist` downloads it"),
+    (["run", "--task", "mnist", "--preset", "paper:fafed"], 2, "did you mean 'paper:fafed-low'"),
+    (["run", "--set", "client_lr=cosine(1)"], 2, "cosine(lr, rounds, floor)"),
     (["frobnicate"], 2, "frobnicate"), (["rnu"], 2, "No such command 'rnu'. Did you mean 'run'?\n"),
 ]  # fmt: skip
 

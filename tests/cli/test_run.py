@@ -120,6 +120,8 @@ def test_a_function_is_a_task_whose_tuned_rates_are_compared(tmp_path, capsys):
     assert best["task"]["function"] == "my_task:make" and best["search"] == "zoom"
     assert "learning rates: preset" not in capsys.readouterr().err
     names = ["--algorithms", "fedavg,scaffold", "--seeds", "1", "--from", "tuned", "--out", "b"]
+    assert fedoptax("compare", *small, *names, "--tune", "--grid", "fedavg.client_lr=0.1,1") == 2
+    assert "--grid: fedavg.client_lr is of an algorithm that --from has searched" in capsys.readouterr().err
     assert fedoptax("compare", *small[:2], *names, "--rounds", "3", "--aggregate", "median") == 0
     printed = capsys.readouterr()
     assert "the search for fedavg was with rounds 2, not 3; aggregate mean, not median; a seed of the" in printed.err

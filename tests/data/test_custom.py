@@ -1,6 +1,6 @@
 """Your own data: the same examples are the same `Source` in every format."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -41,18 +41,10 @@ def write_npz(path, train, test=None):
     return path
 
 
-def columns_of(train, test=None):
-    """Column -> values; a column `part` where there is a test part."""
-    whole = train if test is None else Part(*(np.concatenate(pair) for pair in zip(train, test)))
-    columns: dict[str, Any] = {f"f{i}": whole.x[:, i] for i in range(whole.x.shape[1])}
-    columns |= {"client": whole.client, "label": whole.y}
-    if test is not None:
-        columns["part"] = np.repeat(["train", "test"], [len(train.y), len(test.y)])
-    return columns
-
-
-def write_table(path, columns):
-    frame = pd.DataFrame(columns)
+def write_table(path, train, test):
+    whole = Part(*(np.concatenate(pair) for pair in zip(train, test)))
+    frame = pd.DataFrame(whole.x, columns=["f0", "f1", "f2"]).assign(client=whole.client, label=whole.y)
+    frame["part"] = np.repeat(["train", "test"], [len(train.y), len(test.y)])
     if path.suffix == ".parquet":
         frame.to_parquet(path, index=False)
     else:
@@ -90,7 +82,7 @@ def test_vectors_are_the_same_in_every_format(tmp_path, names):
     np.testing.assert_array_equal(np.array(sorted(names))[expected.train["y"]], train.y)
     np.testing.assert_array_equal(expected.test_groups, test.client)
     for suffix in (".csv", ".tsv", ".parquet"):
-        path = write_table(tmp_path / f"a{suffix}", columns_of(train, test))
+        path = write_table(tmp_path / f"a{suffix}", train, test)
         assert_same(load_file(path, split="part"), expected)
     assert len(load_task(f"file:{path}", split="part").test["y"]) == 12
     assert_same(from_arrays(*train, test=test), expected)

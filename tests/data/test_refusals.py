@@ -60,6 +60,7 @@ FEDERATIONS = [
     (lambda: fx.FederatedData.from_parts(np.ones(2), [[0]]), DataError, "examples"),
     (lambda: fx.FederatedData.from_parts(X, [[0], np.array([1.0])]), DataError, r"parts\[1\] .* float64\[1\]"),
     (lambda: fx.FederatedData.from_parts(X, [[0], np.ones(2, bool)]), DataError, r"parts\[1\] .* bool\[2\]"),
+    (lambda: fx.FederatedData.from_parts(X, [[0, 1, 0], [1, 0, 1]]), DataError, r"parts\[0\] .* boolean mask"),
     (lambda: fx.FederatedData.from_parts(X, None), UsageError, "parts"),
     (lambda: fx.FederatedData(X, np.array([0, 0, 3])), DataError, "client 0"),
     (lambda: label_counts([0, 1, 1], [np.array([0.0])], 2), DataError, r"parts\[0\]"),

@@ -92,6 +92,8 @@ def test_what_a_person_would_warn_of_is_said(table):
     }  # fmt: skip
     assert schema.columns["dose"].missing == "median" and schema.columns["dose"].indicator
     assert schema.columns["ward"].missing == "own-category" and schema.target.positive == "1_yes"
+    sites = pd.DataFrame({"site": ["a", "b"] * 15, "region": ["n", "s"] * 15, "y": [0, 1, 1] * 10})
+    assert "'region' is constant within each client" in infer_schema(sites, "y", "site").notes[0]
     lines = "\n".join([*schema.notes, *find_faults(pd.read_csv(table, dtype={"visit": str}), schema)])
     expected = "'id' differs in every row", "'cost' determines", "fewer than 10 rows: 4_small (3)", "'visit' is a date"
     assert all(words in lines for words in expected), lines
@@ -135,6 +137,8 @@ def test_a_number_to_predict_may_have_decimal_commas(tmp_path):
 
 ODD = {  # cells of a column -> its kind, or words of the note
     "decimal commas": (["1,5", "2,25", "3"] * 10, "number"),
+    "thousands": (["1,500", "225", "13"] * 10, "commas in its numbers"),
+    "a split": (["train", "test"] * 15, "set the task option `split`"),
     "padded": (["007", "7", "012"] * 10, "category"),
     "ambiguous dates": (["01/02/2020", "03/04/2020"] * 15, "ambiguous dates"),
     "German dates": (["01.02.2020", "23.04.2020"] * 15, "date"),

@@ -163,17 +163,13 @@ def tokens(text):
     return [word for line in text.removesuffix("\n").split("\n") for word in (*line.split(), "<eos>")]
 
 
-def test_articles_are_clients_and_start_at_their_titles(tmp_path):
+def test_articles_are_clients_and_ids_are_numbered_by_first_appearance_in_the_training_text(tmp_path):
     source = wikitext.load(write_articles(tmp_path), length=1)
     words = source.vocabulary[source.train["x"][:, 0]]
     assert list(words[source.train_groups == 0]) == tokens(ARTICLE)[:-1]  # the last has no target
     assert list(words[source.train_groups == 1]) == tokens(OTHER)[:-1]
     assert list(source.vocabulary[source.train["y"][:, 0]][source.train_groups == 1]) == tokens(OTHER)[1:]
     assert set(source.test_groups) == {2, 3}  # an article of the same title is another client
-
-
-def test_ids_are_numbered_by_first_appearance_in_the_training_text(tmp_path):
-    source = wikitext.load(write_articles(tmp_path), length=1)
     assert list(source.vocabulary) == list(dict.fromkeys(tokens(ARTICLE + OTHER)))
     assert source.num_classes == len(source.vocabulary)
     words = list(source.vocabulary[source.test["x"][:, 0]][source.test_groups == 2])

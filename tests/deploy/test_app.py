@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from flwr.common.config import flatten_dict as flat  # as Flower hands a table to the app
 
 from federations import deployment
 from fedoptax.cli.options import RunForm
@@ -19,13 +20,6 @@ from fedoptax.deploy.keys import make_keys, write_keys
 from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.experiments.presets import find_preset
 from refusals import refusals, refused
-
-
-def flat(table: dict[str, Any]) -> dict[str, Any]:
-    """As Flower hands a table to the app."""
-    from flwr.common.config import flatten_dict
-
-    return flatten_dict(table)
 
 
 def test_a_deployment_comes_back_from_its_table():

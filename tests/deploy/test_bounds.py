@@ -17,7 +17,6 @@ from fedoptax.engine.sampling import round_key
 from fedoptax.tasks.task import Task
 
 SIZES, WORK, ROUNDS = (1, 1, 2, 5, 10, 50, 100, 1000, 3000, 10_000), LocalWork(50, 1), 20
-QUICK = ("scaffold",)
 
 
 @cache
@@ -34,7 +33,7 @@ def uneven_task() -> Task:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in fx.ALGORITHMS]
+    "name", [pytest.param(name, marks=() if name == "scaffold" else pytest.mark.long) for name in fx.ALGORITHMS]
 )
 def test_no_honest_client_is_left_out_however_uneven_the_sizes(name):
     rates = {"hyperparameters": {"lr": 0.01, "max_steps": 255}} if name == "fedlion" else {}

@@ -130,7 +130,7 @@ def test_a_key_is_given_its_partition_and_can_lose_it(tmp_path, capsys):
     assert not folder.exists()
     assert fedoptax("deploy", "init", folder, "--key", a, "--key", b, *own) == 0
     assert fedoptax("deploy", "local", "--app", folder, "--out", tmp_path / "out") == 2  # the keys are with the nodes
-    assert fedoptax("deploy", "add-node", folder, c) == 0 and "must now return 3" in capsys.readouterr().out
+    assert fedoptax("deploy", "add-node", folder, c) == 0 and "must now have 3" in capsys.readouterr().out
     assert fedoptax("deploy", "add-node", folder, d, "--partition", 4) == 2
     assert fedoptax("deploy", "add-node", folder, a, "--partition", 1) == 2
     assert fedoptax("deploy", "add-node", folder, d, "--partition", 1) == 0

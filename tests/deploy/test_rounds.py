@@ -11,6 +11,7 @@ import pytest
 from fedoptax.deploy.rounds import Arrived, Limits, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
 from fedoptax.deploy.server import RawReply, UploadBound, check_reply
 from fedoptax.deploy.wire import pack
+from fedoptax.engine.batches import LocalWork
 
 UPLOAD = {"w": np.zeros(2, np.float32)}
 LIMITS = Limits(quorum=0.5, round_timeout=60, wait_limit=300, poll=1)
@@ -74,7 +75,7 @@ def run_round(
     network = TimedNetwork(clock, answers, away)
     report = gather(
         network, list(answers), lambda raw: check_reply(raw, UPLOAD, 100), limits, lines.append, clock, clock.sleep,
-        find_outliers=UploadBound(factor, None).find_outliers,
+        find_outliers=UploadBound(factor, LocalWork(1)).find_outliers,
     )  # fmt: skip
     return report, network, clock, lines
 

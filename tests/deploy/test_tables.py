@@ -19,7 +19,8 @@ from fedoptax.cli.main import read_form
 from fedoptax.cli.options import InitForm
 from fedoptax.data.describe import infer_file
 from fedoptax.deploy.config import Deployment
-from fedoptax.deploy.rounds import Arrived
+from fedoptax.deploy.evaluation import compile_test_sums
+from fedoptax.deploy.rounds import Arrived, NoQuorum
 from fedoptax.deploy.secure import answer
 from fedoptax.deploy.server import RawReply
 from fedoptax.deploy.tables import add_up_own, build_table_task, encode_sums, gather_statistics, read_own
@@ -94,6 +95,9 @@ def test_nodes_hold_what_the_clients_of_the_simulation_hold(tables):
         for field, rows in task.clients.client(i).items():
             np.testing.assert_allclose(node.clients.client(0)[field], rows, rtol=1e-6)
         np.testing.assert_allclose(node.test["x"], task.test["x"][task.test_owners == i], rtol=1e-6)
+        owners = np.zeros(len(node.test["y"]), int)  # as in a task function that reads the node's file
+        own = replace(task, clients=node.clients, client_names=None, test=node.test, test_owners=owners)
+        assert compile_test_sums(own, i)[1] == len(owners)
         batch = node.clients.client(0)
         losses = (jax.jit(one.loss)(params, batch, key) for one in (node, task))
         np.testing.assert_allclose(*losses, rtol=1e-5)
@@ -136,6 +140,21 @@ def test_sums_that_no_rows_can_have_are_left_out(tables, monkeypatch):
     assert "partition 3 (node node-3): reply left out: statistics: more than 2 rows can have" in lines[0]
 
 
+def test_the_second_phase_of_the_statistics_needs_as_many_nodes_as_the_first(tables, monkeypatch):
+    _, schema, files = tables
+    made, add_up, sizes = deployment_of(schema, len(files), quorum=0.5), add_up_own, []
+
+    def fail(deployment, source, first):
+        sizes.append(len(source.train["y"]))
+        if len(sizes) in (1, 2, 6):  # two of four nodes answer, then one of the two
+            raise RunError("down")
+        return add_up(deployment, source, first)
+
+    monkeypatch.setitem(Nodes.send.__globals__, "add_up_own", fail)
+    with pytest.raises(NoQuorum, match="2 are needed"):
+        gather_statistics(made, Nodes(made, files), IDENTITY, lambda line: None, lambda seconds: None)
+
+
 def test_an_app_with_a_schema_is_written_and_what_it_cannot_have_is_refused(tables):
     def make(more):
         given = parse(f"fedoptax deploy init app --schema {tables[1]} {TRAINING} {more}").params
@@ -146,6 +165,9 @@ def test_an_app_with_a_schema_is_written_and_what_it_cannot_have_is_refused(tabl
     app = tables[1].with_name("federation")
     assert fedoptax(*shlex.split(f"deploy init {app} --schema {tables[1]} {TRAINING}")) == 0
     refused(lambda: make("--validation-fraction 0.2"), "validation_fraction")
+    refused(lambda: make("--task-set test_fraction=7"), "test_fraction")
+    for wrong in ("--task-set loss=foo", "--cohort-size 9"):
+        assert fedoptax(*shlex.split(f"deploy init {app}2 --schema {tables[1]} {TRAINING} {wrong}")) == 2
 
 
 @pytest.mark.long
@@ -159,6 +181,7 @@ def test_four_nodes_give_the_parameters_and_metrics_of_the_simulation(tables, tm
     assert fedoptax(*shlex.split(command)) == 0
     task = f"--task file:{whole} --schema {schema}"
     assert fedoptax(*shlex.split(f"run {task} {TRAINING} {more} --out runs/simulated")) == 0
+    assert read_json(Path("runs/network/config.json"))["partition"] == {}
     there, here = (read_arrays(Path("runs", name, "params.npz")) for name in ("network", "simulated"))
     for name in here:
         np.testing.assert_allclose(there[name], here[name], atol=1e-5)

@@ -29,21 +29,17 @@ def values_task(higher_is_better: bool = True, **changes: Any) -> fx.Task:
 
 
 def rows(task: fx.Task) -> np.ndarray:
-    assert task.test is not None
     return np.asarray(task.test["x"], np.float64)
 
 
 def columns(task: fx.Task) -> dict[str, float]:
-    data = evaluation_data(task)
-    assert data is not None
-    found = jax.jit(lambda d: evaluate(task, None, d))(data)
+    found = jax.jit(lambda d: evaluate(task, None, d))(evaluation_data(task))
     return {name: float(value) for name, value in found.items()}
 
 
 @pytest.mark.parametrize("owners", [None, OWNED_BY, OWNED_BY + len(SIZES)])
 def test_validation_has_columns_of_its_own_and_stands_for_clients_without_test_examples(owners):
     task = fx.with_validation(values_task(test_owners=owners), 0.4)
-    assert task.validation is not None and task.validation_owners is not None
     x, found = task.validation["x"][:, 0], columns(task)
     assert found["val_first"] == pytest.approx(x.mean(), rel=1e-5)
     assert found["test_first"] == pytest.approx(rows(task)[:, 0].mean(), rel=1e-5)

@@ -17,7 +17,6 @@ OPTIONS: dict[str, Any] = {"rounds": 6, "cohort_size": 3, "batch_size": 16, "eva
 
 def by_hand(params: Any, steps: int) -> dict[str, float]:
     """Descend on all of each client's training examples, and summarize nll on its held-out examples."""
-    assert TASK.validation is not None and TASK.validation_owners is not None
     values, gradient, metrics = [], jax.jit(jax.grad(TASK.loss)), jax.jit(TASK.metrics)
     for i in np.unique(TASK.validation_owners):
         own, key = TASK.clients.client(i), jax.random.key(0)

@@ -37,7 +37,6 @@ def plan_of(algorithm: fx.FedAlgorithm, **options: Any) -> Plan:
 
 
 test_options_that_do_not_fit_the_task_are_refused = refusals([
-    (partial(plan_of, FEDAVG, cohort_size=8), "cohort_size"),
     (partial(plan_of, FEDAVG, mesh=2, engine="eager"), "mesh"),
     (partial(plan_of, FEDAVG, cohort_size=6, aggregate="krum:2"), "aggregate"),
     (partial(plan_of, FEDAVG, mesh=99), r"mesh.*JAX_NUM_CPU_DEVICES"),

@@ -214,6 +214,14 @@ def test_a_wrong_argument_is_one_line_and_leaves_nothing_behind(tmp_path, call, 
     assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
 
 
+def test_a_refused_run_removes_nothing(tmp_path):
+    fx.run(TASK, ALGORITHM, out=tmp_path / "a", **OPTIONS)
+    (tmp_path / "speeds.csv").write_text("client,seconds\n0,1\n")
+    with pytest.raises(fx.DataError, match="each number from 0"):
+        fx.run(TASK, ALGORITHM, out=tmp_path / "a", overwrite=True, speeds=str(tmp_path / "speeds.csv"), **OPTIONS)
+    assert (tmp_path / "a" / "params.npz").is_file()
+
+
 @pytest.mark.long  # nothing of the project itself imports it
 def test_it_runs_where_there_is_no_fcntl(tmp_path):
     """As on Windows."""

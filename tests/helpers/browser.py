@@ -40,7 +40,6 @@ class Page(HTMLParser):
 
 def open_page(path: Path, profile: Path) -> tuple[str, list[str]]:
     """The page's DOM after its scripts, and the lines of its console."""
-    assert BROWSER is not None
     command = [BROWSER, *FLAGS, f"--user-data-dir={profile}", "--dump-dom", path.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE:" in line]

@@ -55,6 +55,4 @@ def parse(line: str) -> click.Context:
         context = command.make_context(command.name or "fedoptax", list(arguments), parent=context)
         if not isinstance(command, click.Group):
             return context
-        _, found, arguments = command.resolve_command(context, list(arguments))
-        assert found is not None, line
-        command = found
+        _, command, arguments = command.resolve_command(context, list(arguments))

@@ -23,10 +23,9 @@ ALGORITHMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "median": (fx.scaffold(0.3), {"aggregate": "median", "faults": {"dropout": 0.3}}),
 }  # fmt: skip
 FROZEN = Frozen({"scale": np.float32(2)})
-OWNERS = np.repeat(np.arange(len(SIZES)), SIZES)
 TASK = small_task(
     test=ragged_clients(dtype="float32").examples,
-    test_owners=OWNERS,
+    test_owners=np.repeat(np.arange(len(SIZES)), SIZES),
     eval_batch=3,
     predict=lambda params, batch: jax.nn.softmax(
         FROZEN.arrays["scale"] * jax.numpy.tanh(batch["x"] @ params["hidden"]["kernel"])[:, :3]
@@ -36,7 +35,6 @@ TASK = small_task(
 )
 TASK = fx.with_metrics(TASK, "auroc,f1")
 assert -(-sum(SIZES) // 3) % 4  # of four devices some evaluate a batch more than others
-ROUNDS = 4
 
 
 @lru_cache
@@ -44,7 +42,7 @@ def result(name: str, loop: str, cohort: int, devices: int) -> Any:
     """Everything that a run leaves, as float64 arrays: parameters, states, and the columns of the history."""
     algorithm, options = ALGORITHMS[name]
     shared = {"cohort_size": cohort, "batch_size": 4, "seed": 3, "client_loop": loop, "mesh": devices}
-    done = fx.run(TASK, algorithm, rounds=ROUNDS, **shared, **options)
+    done = fx.run(TASK, algorithm, rounds=4, **shared, **options)
     columns = {name: done.history.column(name) for name in done.history[-1] if name != "seconds"}
     if done.personalized is not None:
         columns |= {f"client_{name}_after": [value] for name, value in done.personalized["after"].items()}

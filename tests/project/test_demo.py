@@ -18,7 +18,6 @@ pytestmark = pytest.mark.long  # a minute; `make demo` itself shows as much
 def demo_arguments(out: Path) -> list[str]:
     """The arguments of `make demo`, as the Makefile has them."""
     line = re.search(r"\$\(BIN\)/fedoptax (compare .*)", (ROOT / "Makefile").read_text())
-    assert line is not None
     return shlex.split(line[1].replace("$(DEMO_OUT)", str(out)))
 
 

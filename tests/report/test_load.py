@@ -67,7 +67,6 @@ def test_mean_and_spread_stop_where_a_seed_stops(tmp_path):
     write_run(tmp_path / "0", [0.2, 0.4, 0.6], seed=0)
     write_run(tmp_path / "1", [0.4, 0.6], seed=1, rounds=3, status="diverged")
     curve = make_curve(group_runs(load_runs(tmp_path))[0], "test_accuracy")
-    assert curve is not None
     assert curve.mean[:2].tolist() == pytest.approx([0.3, 0.5])
     assert np.isnan(curve.mean[2])
     assert curve.std[0] == pytest.approx(0.02**0.5)

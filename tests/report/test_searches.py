@@ -31,7 +31,6 @@ ENDS = {
 def test_a_map_by_hand(tmp_path):
     (search,) = load_searches(write_search(tmp_path / "s", ENDS, GRID))
     found = make_heat_map(search)
-    assert found is not None
     assert (found.y, found.x, search.search.rule.metric) == ("a", "b", "train_loss")
     assert (found.rows, found.columns) == (["1", "0.1"], ["0.01", "0.1", "1"])
     values = [[cell.score for cell in row if cell] for row in found.cells]

@@ -19,6 +19,7 @@ from fedoptax.report.curves import make_curve
 from fedoptax.report.figures import draw_client_bands, draw_clients
 from fedoptax.report.page import list_incomplete, render
 from fedoptax.report.paired import compare_seeds
+from fedoptax.report.partition import find_partitions
 from fedoptax.report.report import find_verdicts, load_report
 from fedoptax.report.tables import short_table, to_latex
 from run_folders import ramp, write_run
@@ -75,13 +76,22 @@ def test_the_best_round_is_chosen_by_validation_where_there_is_some(tmp_path):
 
 
 def test_only_evaluated_rounds_count(tmp_path):
-    write_run(tmp_path, [None, 0.5, None, 0.6, None] * 8)
+    write_run(tmp_path, [None, None, 0.5, None, 0.6] * 8)
     runs = load_runs(tmp_path)
     row = final_table(runs).iloc[0]
     assert (row["final"], row["last_window"]) == (0.6, 4)
-    assert row["last_mean"] == pytest.approx(0.55)  # of rounds 36 to 39 the 37th and 39th were evaluated
+    assert row["last_mean"] == pytest.approx(0.55)  # of rounds 37 to 40 the 38th and 40th were evaluated
     curve = make_curve(group_runs(runs)[0], "test_accuracy")
-    assert curve is not None and curve.along("round").tolist()[:3] == [2, 4, 7]
+    assert curve is not None and curve.along("round").tolist()[:3] == [3, 5, 8]
+
+
+def test_a_run_that_ends_without_a_finite_value_is_not_judged_by_an_earlier_one(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"a{seed}", [0.9, 0.9, None if seed else 0.8], seed=seed)  # such as an infinite perplexity
+        write_run(tmp_path / f"b{seed}", [0.5] * 3, name="fedavg", seed=seed)
+    table = final_table(load_runs(tmp_path)).set_index("algorithm")
+    assert np.isnan(table.loc["fedadam", "final"]) and table.loc["fedadam", "counted"] == 1
+    assert not table.loc["fedadam", "complete"] and table.loc["fedavg", "final"] == 0.5
 
 
 def test_diverged_seeds_do_not_enter_final_values_and_are_named(tmp_path):
@@ -282,6 +292,10 @@ def test_each_client_is_shown_with_its_data_and_its_gain_over_training_alone(tmp
         "40", "0.250", "0.8000 [0.775, 0.825]", "+0.1000 [0.100, 0.100]", "0.7000 [0.675, 0.725]",
     ]  # fmt: skip
     assert table[names[2]].tolist() == ["9", "0.00", "–", "–", "–"]
+    band, pooled = report.client_bands[0], {"algorithm": {"name": "centralized"}, "partition": {"sizes": [1049]}}
+    first = band._replace(group=replace(band.group, config={**band.group.config, **pooled}))
+    assert tabulate_clients([first, band]).T["north"].iloc[0] == "40"
+    assert find_partitions([first.group, band.group])[0].sizes.tolist() == [40, 1000, 9]
     assert table.index[:2].tolist() == ["Training examples", "Share of yes"] and table.columns[0] == names[1]
     lower = [band._replace(group=replace(band.group, higher_is_better=False)) for band in report.client_bands]
     assert tabulate_clients(lower).T["north"].tolist()[3] == "-0.1000 [-0.100, -0.100]"

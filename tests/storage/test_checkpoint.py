@@ -39,12 +39,6 @@ def restore(folder: Path, clients: Any = NO_CLIENTS, at_most: int = 99) -> int:
     return number
 
 
-def flip(path: Path, at: int = -1) -> None:
-    data = bytearray(path.read_bytes())
-    data[at % len(data)] ^= 4
-    path.write_bytes(data)
-
-
 def test_a_flipped_bit_in_any_file_takes_the_checkpoint_before(tmp_path):
     rng = np.random.default_rng(0)
     host = OnHost({"c": np.zeros(3, np.float32)}, 5)
@@ -59,7 +53,7 @@ def test_a_flipped_bit_in_any_file_takes_the_checkpoint_before(tmp_path):
         path = tmp_path / "a" / file
         whole = path.read_bytes()
         for place in rng.integers(0, len(whole), 20):
-            flip(path, int(place))
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
             assert restore(tmp_path / "a", host) == 1, (file, place)
             path.write_bytes(whole)
     (tmp_path / "a" / files[3]).unlink()

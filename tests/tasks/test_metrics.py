@@ -141,13 +141,14 @@ def rows(batch: Any) -> jax.Array:
 
 
 WRONG: list[Any] = [
-    (lambda b: jnp.mean(rows(b)), r"'it': values and weights must have one shape \(batch, …\), got \(\) and \(\)"),
-    (lambda b: 0.5, r"'it': .* got \(\) and \(\)"),
-    (lambda b: (rows(b)[:, None], rows(b)), r"'it': .* one shape .*, got \(2, 1\) and \(2,\)"),
-    (lambda b: (rows(b), 1.0), r"'it': .* one shape .*, got \(2,\) and \(\)"),
-    (lambda b: rows(b)[None], r"'it' must have a row per example, of 2 examples, got shape \(1,\)"),
+    (lambda b: jnp.mean(rows(b)), r"'it': values and weights must have one shape, a row per example, got \(\) and"),
+    (lambda b: rows(b) - rows(b)[:, None], r"'it': .* got \(8191, 8191\) and"),
+    (lambda b: fx.metrics.r2(rows(b), rows(b)[:, None]), r"'it' must .* got shape \(8191, 8191\)"),
+    (lambda b: (rows(b)[:, None], rows(b)), r"'it': .* one shape, .* got \(8191, 1\) and \(8191,\)"),
+    (lambda b: (rows(b), 1.0), r"'it': .* one shape, .* got \(8191,\) and \(\)"),
+    (lambda b: rows(b)[None], r"'it': .* one shape, a row per example, got \(1, 8191\) and"),
     (lambda b: jnp.mean(rows(b), keepdims=True), r"'it' must .* got shape \(1,\)"),
-    (lambda b: (rows(b),) * 3, r"'it' must .* got shape \(3,\)"),
+    (lambda b: (rows(b),) * 3, r"'it': .* got \(3, 8191\) and"),
     (lambda b: None, r"'it': .*None"),
     (lambda b: fx.metrics.Metric(jnp.ones(3), jnp.sum), r"'it' must .* got shape \(3,\)"),
     (lambda b: fx.metrics.Metric(b["x"], lambda sums: sums), r"'it' must have one number .* got shape \(4,\)"),
@@ -159,6 +160,15 @@ def describe(metric: Any) -> Any:
     return describe_metrics(task), column_names(task, None, evaluation_data(task))
 
 
+def images(y: np.ndarray) -> fx.Task:
+    clients = fx.FederatedData.from_clients([{"x": np.zeros((len(y), 4)), "y": y}])
+    return fx.tasks.image_classification("own", fx.models.mlp((4,), 2), 1.0, clients, None)
+
+
+test_labels_that_are_no_classes_are_refused = refusals([
+    *((partial(images, y), "y of task 'own' must be classes") for y in (np.array([-1, 1]), np.zeros((2, 1), int))),
+    (partial(fx.with_metrics, images(np.array([0, 1])), ["auroc"]), "metrics must be"),
+])  # fmt: skip
 test_a_metric_of_another_shape_is_refused_by_name = refusals([
     *((partial(describe, metric), reason) for metric, reason in WRONG),
     (lambda: describe_metrics(small_task(metrics=lambda params, batch: 3)), "must return values by name, got "),
@@ -184,7 +194,8 @@ def test_a_metric_says_which_way_is_better_and_the_short_form_by_its_name():
      ("client_my_cost_worst_decile", ("client", "my_cost", "worst_decile"), False),
      ("client_accuracy_spread", ("client", "accuracy", "spread"), False), ("train_loss", ("train", "loss", ""), False),
      ("nodes_accuracy_bound", ("nodes", "accuracy", "bound"), False), ("test_val_mean", ("test", "val_mean", ""), True),
-     ("bytes_up", None, True), ("virtual_seconds", None, False), ("round", None, True), ("test_", None, True)],
+     ("bytes_up", None, True), ("virtual_seconds", None, False), ("round", None, True), ("test_", None, True),
+     ("test_cross_entropy", ("test", "cross_entropy", ""), False)],
 )  # fmt: skip
 def test_a_column_is_taken_apart_in_one_place(name, column, higher):
     found = Column.parse(name)

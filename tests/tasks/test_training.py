@@ -31,7 +31,6 @@ REAL: dict[str, dict[str, Any]] = {
 
 def with_few_test_examples(task: fx.Task) -> fx.Task:
     """The task with the first 60 of its test examples."""
-    assert task.test is not None
     owners = None if task.test_owners is None else task.test_owners[:60]
     return dataclasses.replace(task, test={k: a[:60] for k, a in task.test.items()}, test_owners=owners)
 
@@ -72,7 +71,8 @@ def test_task_trains_on_its_real_files(name, tmp_path):
         assert last[f"client_{task.primary_metric}_spread"] == pytest.approx(values.std(), rel=1e-2, abs=1e-3)
 
 
-def write_tiny_cifar100(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.long
+def test_cifar100_trains_with_pachinko_crop_and_flip(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     fine = np.arange(400) % 100
     coarse = fine // 5
@@ -81,12 +81,7 @@ def write_tiny_cifar100(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         f"cifar-100-python/{part}": cifar_batch(x[:n], fine_labels=fine[:n].tolist(), coarse_labels=coarse[:n].tolist())
         for part, n in (("train", 400), ("test", 100))
     }
-    write_cifar(root, monkeypatch, "cifar100", files)
-
-
-@pytest.mark.long
-def test_cifar100_trains_with_pachinko_crop_and_flip(tmp_path, monkeypatch):
-    write_tiny_cifar100(tmp_path, monkeypatch)
+    write_cifar(tmp_path, monkeypatch, "cifar100", files)
     for name, classes in (("cifar100", 100), ("cifar100-coarse", 20)):
         options = {"partition": "pachinko"} if name == "cifar100" else {"partition": "dirichlet", "alpha": 0.5}
         task = fx.load_task(name, model="logistic", augment="crop", num_clients=10, data_dir=tmp_path, **options)
@@ -141,7 +136,6 @@ def test_stack_overflow_next_word_trains_and_scores_real_words_alone(tmp_path):
     tiny_stackoverflow(tmp_path)
     task = fx.load_task("stackoverflow-nwp", model="rnn_small", data_dir=tmp_path)
     assert task.clients.num_clients == 6
-    assert task.test is not None
     result = train(task, fx.fedavg(1.0), rounds=6)
     assert learned(result)
     scored = task.metrics(result.params, {k: a[:8] for k, a in task.test.items()})["accuracy"][1]

@@ -63,11 +63,7 @@ def test_parameters_that_do_not_fit_are_refused_and_nothing_is_loaded():
 
 def test_a_gradient_shares_memory_both_ways_and_leaves_the_module_alone():
     module, seen = Net(), []
-
-    def remember(p):
-        seen.extend((p.data_ptr(), p.grad.data_ptr()))
-
-    module.hidden.kernel.register_post_accumulate_grad_hook(remember)
+    module.hidden.kernel.register_post_accumulate_grad_hook(lambda p: seen.extend((p.data_ptr(), p.grad.data_ptr())))
     before = ft.params_from_module(module)
     params = jax.tree.map(lambda a: a + 1, before)
     _, grads = ft.torch_grad_fn(module, cross_entropy)(params, batches(0)[0])

@@ -53,8 +53,7 @@ def describe(options: DescribeForm) -> None:
         raise UsageError(f"file must be a table that exists, {', '.join(TABLES)}, got '{options.file}'")
     names, label = list(read_frame(options.file, [], 0).columns), options.label_column
     client = options.client_column or ("client" if "client" in names else None)
-    schema = infer_file(options.file, label, client, options.target or "guess")
-    schema = replace(schema, min_count=MIN_COUNT)
+    schema = replace(infer_file(options.file, label, client, options.target or "guess"), min_count=MIN_COUNT)
     frame = read_frame(options.file, [*schema.texts, *([client] if client is not None else [])], **schema.cells)
     notes = [*schema.notes, *find_faults(frame, schema)]
     text = "".join(f"# {note}\n" for note in notes) + schema.to_toml()

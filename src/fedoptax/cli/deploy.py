@@ -29,7 +29,7 @@ from fedoptax.deploy.proxy import make_proxy
 from fedoptax.deploy.status import describe_status, read_status
 from fedoptax.deploy.tables import OPTIONS
 from fedoptax.engine.plan import make_plan
-from fedoptax.errors import RunError, Stopped, UsageError, check_choice, check_int
+from fedoptax.errors import RunError, Stopped, UsageError, check_choice, check_int, check_number
 from fedoptax.experiments.build import WRAPPERS
 from fedoptax.storage.checkpoint import least_total
 from fedoptax.storage.folder import prepare, read_summary
@@ -68,7 +68,7 @@ def add_node(options: AddNodeForm) -> None:
     path = options.folder / "keys" / f"node-{partition}.pub"
     print(f"partition {partition}: {node}")
     if not path.exists():
-        print(f"cohort-size is as before; a task's function must now return {partition + 1} clients at the server")
+        print(f"cohort-size is as before; a task that is a function must now have {partition + 1} clients")
     write_atomically(path, public)
 
 
@@ -132,8 +132,7 @@ def resume_deployment(options: ResumeForm, changes: Mapping[str, Any]) -> None:
         raise UsageError(f"'{_work_folder(folder)}' is missing: continue {remedy}")
     for name in changes.keys() - {"resume_round", "rounds"}:
         raise UsageError(f"{name} does not apply to a deployment")
-    rounds = {name: value for name, value in changes.items() if name == "rounds"}
-    local(LocalForm(resume=folder, resume_round=options.resume_round, run=rounds, data_dir=options.data_dir))
+    local(LocalForm(resume=folder, resume_round=options.resume_round, run=options.run, data_dir=options.data_dir))
 
 
 def _with_absolute_paths(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,6 +183,7 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
     if is_table:
         for option in task_arguments:
             check_choice("option of tables at nodes", option, OPTIONS)
+        check_number("test_fraction", task_arguments.get("test_fraction", 0), 0, 1)
         task_arguments["schema"] = Schema.read(str(options.schema)).to_toml()
         run = {"eval_fraction": float("asynchronous" not in run)} | run
     if is_own_function(options.task):
@@ -194,12 +194,13 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
         if "num_clients" in recipe_of(options.task).option_types():
             task_arguments.setdefault("num_clients", nodes)
         task = load(options, task_arguments)
+        if task.devices is not None:
+            raise UsageError("devices cannot be deployed: nodes hold their own examples")
         if task.num_clients != nodes:
             raise UsageError(f"nodes must be {task.num_clients}, the task's number of clients, got {nodes}")
         run = with_task_defaults(options.task, task, run)
     run |= {name: getattr(options, name) or "" for name in WRAPPERS} | {"track": ",".join(options.trackers)}
-    table = {"name": options.task, "partition_seed": options.partition_seed, **task_arguments}
-    table = _with_absolute_paths(table)
+    table = _with_absolute_paths({"name": options.task, "partition_seed": options.partition_seed, **task_arguments})
     deployment = Deployment(task=table, algorithm=name, hyperparameters=settings.hyperparameters[name], **run)
     algorithm = deployment.build_algorithm()
     if task is not None:

@@ -27,7 +27,7 @@ def predict(options: PredictForm) -> None:
         raise UsageError("evaluate prints metrics: it takes neither `out` nor `top`")
     if options.out is not None:
         check_choice("out", options.out.suffix, ENDINGS)
-        if options.input is not None and options.out.resolve() == options.input.resolve():
+        if options.out.resolve() == options.input.resolve():
             raise UsageError("out must be another file than input")
     from fedoptax.storage.model import load_model  # imports JAX
 

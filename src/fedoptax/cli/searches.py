@@ -26,6 +26,8 @@ def _grid(options: CompareForm | TuneForm, names: Sequence[str]) -> dict[str, st
     """Return the values to search: those of --grid, which replace entries of the paper's grid if requested."""
     typed = dict(options.grid)
     paper = typed.pop("paper", None)
+    if "weighting" in typed and "weighting" in options.run:
+        raise UsageError("grid: weighting already has a value in `weighting`")
     grid = {} if paper is None else find_grid(options.task, options.preset, paper, names)
     return {name: text for name, text in grid.items() if name.rpartition(".")[2] not in typed} | typed
 
@@ -43,6 +45,8 @@ def compare(options: CompareForm) -> None:
     seeds = list(map(int, options.seeds.split(",")))
     seeds = seeds if len(seeds) > 1 else list(range(*seeds))
     tuned = _best_of_searches(options, names, task, settings, here | {"seeds": seeds})
+    if twice := [key for key in options.grid if key.rpartition(".")[0] in tuned]:
+        raise UsageError(f"grid: {twice[0]} is of an algorithm that `from` has searched")
     grids = {name: grid for name, grid in grids.items() if name not in tuned}
     searched = [name for name, grid in grids.items() if grid.keys() & RANGES.keys()]
     rates = settings.rates | dict.fromkeys([*tuned, *searched], "tuned")
@@ -111,12 +115,14 @@ def _best_of_searches(
 
 def _note_weighting(names: list[str], settings: Settings, weighting: str) -> None:
     """Print the weighting of all methods, if some papers have another."""
-    values = {name: tuning.split_weighting(settings.hyperparameters[name])["hyperparameters"] for name in names}
-    with suppress(UsageError):  # of a wrong value, which is refused later
-        others = [name for name in names if build(name, values[name]).weighting != weighting]
-        if others and weighting != "paper":
-            note = f"not in the paper of {', '.join(others)}; --weighting paper follows each paper"
-            print(f"weighting: {weighting} for all methods ({note})", file=sys.stderr)
+    others = list[str]()
+    for name in names:
+        with suppress(UsageError):  # of a wrong value, which is refused later, or one that is searched
+            values = tuning.split_weighting(settings.hyperparameters[name])["hyperparameters"]
+            others += [name] if build(name, values).weighting != weighting else []
+    if others and weighting != "paper":
+        note = f"not in the paper of {', '.join(others)}; --weighting paper follows each paper"
+        print(f"weighting: {weighting} for all methods ({note})", file=sys.stderr)
 
 
 def _shared(options: CompareForm | TuneForm) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from fedoptax.errors import DataError, UsageError, check_choice, shorten
 NUMBER = re.compile(r"[+-]?(?!0[0-9])([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 PADDED = re.compile("[+-]?0[0-9]+")  # "007" is a name
 DECIMAL_COMMA = re.compile(r"[+-]?(0|[1-9][0-9]*)(,[0-9]+)?")
+NO_THOUSANDS = re.compile(r"[+-]?(0|[0-9]{4,}),[0-9]+|.*,([0-9]{1,2}|[0-9]{4,})")
 TRUTH = {"true": "false", "yes": "no", "y": "n", "t": "f"}
 MOST_CATEGORIES, MOST_MIXED, MOST_CLASSES, MOST_DECIMALS = 100, 40, 50, 20
 """Different values up to which texts are categories (half of 40 if most are numbers), and labels, decimals classes."""
@@ -44,9 +45,10 @@ def infer_file(
             or any(PADDED.fullmatch(text or "") for text in as_texts(raw[n])))]  # fmt: skip
         commas = [n for n in as_written if (values := [t for t in as_texts(raw[n]) if t and t.lower() not in EMPTY])
             and all(map(DECIMAL_COMMA.fullmatch, values)) and "," in "".join(values)]  # fmt: skip
-        if commas and cells.get("decimal") is None and find_separator(path, **cells) != ",":
+        sure = [n for n in commas if any(map(NO_THOUSANDS.fullmatch, filter(None, as_texts(raw[n]))))]
+        if sure and cells.get("decimal") is None and find_separator(path, **cells) != ",":
             schema = infer_file(path, label, client, target, columns, **cells | {"decimal": ","})
-            return replace(schema, notes=(f"column {min(commas)!r} has decimal commas, which are read", *schema.notes))
+            return replace(schema, notes=(f"column {min(sure)!r} has decimal commas, which are read", *schema.notes))
         frame = read_frame(path, [*names, *(set(as_written) - set(commas))], **cells) if as_written else frame
     schema = infer_schema(frame, label, client, target, columns)
     if not cells.get("decimal") and (written := [name for name in commas if name in schema.used]):
@@ -72,7 +74,7 @@ def infer_schema(
     inferred = {name: _infer_column(frame[name]) for name in names}
     schemas = {name: column for name, (column, _) in inferred.items()}
     notes = [f"column {name!r} {note}" for name, (_, note) in inferred.items() if note]
-    notes += _find_ids(frame, [name for name, column in schemas.items() if column.kind == "number"], client)
+    notes += _find_ids(frame, [name for name, column in schemas.items() if column.kind != "ignore"], client)
     return Schema(_infer_target(label, frame[label], target), schemas, client, notes=tuple(notes))
 
 
@@ -172,18 +174,18 @@ def _infer_column(column: Series) -> tuple[ColumnSchema, str]:
     missing = "own-category" if len(present) < len(texts) else "most-frequent"
     are_many = 2 * len(categories) > len(present) >= MIN_ROWS
     note = f"has {len(categories)} different texts in {len(present)} rows, each a category" if are_many else ""
+    if different == {"train", "test"}:
+        note = "says train or test, but is a feature: set the task option `split` to it"
     return ColumnSchema("category", categories, missing=missing), note
 
 
-def _find_ids(frame: DataFrame, numbers: Sequence[str], client: str | None) -> list[str]:
+def _find_ids(frame: DataFrame, names: Sequence[str], client: str | None) -> list[str]:
     """Find columns of whole numbers of which hardly any occurs twice, and those that are constant in each client."""
     lines, count = [], len(frame)
     sizes = 0 if client is None or list(frame.columns).count(client) != 1 else frame[client].nunique()
-    for name in numbers if count >= MIN_ROWS else ():
-        if (values := frame[name]).dtype.kind not in "iuf":
-            continue
-        different = values.nunique()
-        if different >= 0.99 * count and (values == values.round()).all():
+    for name in names if count >= MIN_ROWS else ():
+        different = (values := frame[name]).nunique()
+        if different >= 0.99 * count and values.dtype.kind in "iuf" and (values == values.round()).all():
             lines.append(f"column {name!r} differs in every row, as an identifier does: {IGNORE.format(name)}")
         elif 1 < sizes <= count // 2 and different > 1 and values.groupby(frame[client]).nunique().max() == 1:
             lines.append(f"column {name!r} is constant within each client: {IGNORE.format(name)}")

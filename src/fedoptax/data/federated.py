@@ -153,8 +153,12 @@ def as_parts(name: str, parts: Any, total: int | None = None) -> list[np.ndarray
         rows = np.asarray(part)
         if rows.dtype == bool and rows.ndim == 1 and total in (len(rows), None):
             rows = np.flatnonzero(rows)
-        elif rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
-            raise DataError(f"{name}[{i}] must hold row numbers or be a mask (n,), got {rows.dtype}{list(rows.shape)}")
+        elif (
+            rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu") or (2 < len(rows) == total and rows.max() < 2)
+        ):
+            raise DataError(
+                f"{name}[{i}] must hold row numbers or be a boolean mask (n,), got {rows.dtype}{list(rows.shape)}"
+            )
         arrays.append(rows.astype(np.int64, copy=False))
     rows = np.concatenate([np.empty(0, np.int64), *arrays])
     if total is not None and len(rows) and not 0 <= rows.min() <= rows.max() < total:

@@ -98,6 +98,7 @@ def run_deployment(deployment: Deployment, task: Task | None, network: Network, 
     algorithm = {"name": deployment.algorithm, "hyperparameters": dict(deployment.hyperparameters)}
     trackers, wrappers = deployment.tracker_names, deployment.wrappers
     described = run_config(task, algorithm, deployment.run_options, rounds.plan, rounds.program, wrappers, trackers)
+    described |= {"partition": {}} if deployment.task["name"] == TABLE else {}  # the server has none of the rows
     if deployment.eval_fraction and task.test is None:
         described |= {"primary_metric": str(Column("nodes", primary_metric(task))), "metrics": metrics_record(task)}
     record = Record(

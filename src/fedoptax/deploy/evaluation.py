@@ -53,7 +53,7 @@ def compile_test_sums(task: Task, partition: int) -> tuple[Callable[[Tree], Tree
     They are those that it owns; all where none has an owner. A client without any is a `RunError`.
     """
     test = task.test or {}
-    if task.test_owners is not None:
+    if task.test_owners is not None and (task.clients.num_clients > 1 or partition in task.test_owners):
         test = {name: np.asarray(a)[np.asarray(task.test_owners) == partition] for name, a in test.items()}
     if not any(len(array) for array in test.values()):
         raise RunError(f"partition {partition} has no test examples")

@@ -120,11 +120,8 @@ class Node:
         if deployment.secure_aggregation is None:
             return compute()
         minimum, memory = threshold(cohort_size, Limits(deployment.quorum)), dict(records.get(place, {}))
-
-        def contribute(weight: float) -> Any:
-            return encode(weight, *compute())
-
-        sent = answer(self.partition, minimum, arrays, fields, memory, examples, contribute)
+        asked = self.partition, minimum, arrays, fields, memory, examples
+        sent = answer(*asked, lambda weight: encode(weight, *compute()))
         records[place] = ConfigRecord(memory)
         return sent
 

@@ -20,8 +20,8 @@ class NetworkOptions(RoundOptions):
     round_timeout: float = of_network(600.0, "Seconds that a round with a quorum waits for replies; in "
         "asynchronous rounds, that a node may train.", POSITIVE)  # fmt: skip
     wait_limit: float = of_network(600.0, "Seconds that a round waits for a quorum, at least round_timeout; then the "
-        "run stops. The first round waits as long for all. In asynchronous rounds: for cohort_size replies; then a "
-        "quorum of them is enough, or the run stops.", POSITIVE)  # fmt: skip
+        "run stops. The first round and the statistics of tables wait as long for all. In asynchronous rounds: for "
+        "cohort_size replies; then a quorum of them is enough, or the run stops.", POSITIVE)  # fmt: skip
     max_examples: int = of_network(0, "Maximum number of examples a client may claim in training; 0: as many as the "
         "largest client of the server's task, 10⁹ with tables at the nodes.", partial(check_int, low=0))  # fmt: skip
     eval_fraction: float = of_evaluation(0.0, "Fraction of all nodes, in [0, 1], that evaluate the model on their own "

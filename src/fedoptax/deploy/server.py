@@ -80,7 +80,7 @@ class UploadBound:
     """
 
     factor: float  # 0 allows everything
-    work: LocalWork | None  # tells the steps of a client; None where only clients know: as many as examples
+    work: LocalWork  # tells the steps of a client
     norm: float = 0.0
     rate: float = 0.0
     loss: float = 0.0
@@ -113,7 +113,7 @@ class UploadBound:
         return {key: reason for key, reply in replies.items() if (reason := bound.refuse(reply, norms[key]))}
 
     def _steps(self, reply: Reply) -> int:
-        return reply.examples if self.work is None else int(count_local_steps(np.asarray(reply.examples), self.work))
+        return int(count_local_steps(np.asarray(reply.examples), self.work))
 
 
 def norm(upload: Tree) -> float:

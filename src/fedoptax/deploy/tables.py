@@ -35,6 +35,7 @@ from fedoptax.tasks.task import Task, with_metrics
 
 LARGEST = float(np.finfo(np.float32).max)  # of a cell
 OPTIONS = ("schema", "model", "loss", "class_weight", "metrics", "test_fraction")
+ANY_PREPARED = '{"fill": [], "shift": [0], "scale": [1], "target": [1, 1], "classes": [1]}'  # of any sums, for checks
 
 
 def read_own(deployment: Deployment, path: Any) -> Source:
@@ -81,9 +82,6 @@ def gather_statistics(
     minimum, ends = threshold(len(members), limits), np.cumsum([a.size for a in zero.values()])
     wait_for_nodes(network, len(members), limits, log, sleep=sleep)
 
-    def make_order(partition: int) -> dict[str, Any]:
-        return order
-
     def check_sums(sums: Sums, rows: float = math.inf) -> Sums:
         if any(values.min(initial=0) < 0 for name, values in sums.items() if name != "total"):
             raise WireError("statistics: counts or squares below 0")
@@ -96,14 +94,15 @@ def gather_statistics(
         count = check_count(raw.numbers, deployment.max_examples or 2**31)
         return Reply(check_sums(unpack(raw.arrays, zero), count), 0.0, count)
 
-    secure_sum = SecureSum(network, limits, log, sleep, make_order, minimum, 2**31, {}, KIND)
+    secure_sum = SecureSum(network, limits, log, sleep, lambda partition: order, minimum, 2**31, {}, KIND)
     for phase in range(2):
         first = {name: values.tolist() for name, values in phases[0].items()} if phases else {}
         order = {name: identity[name] for name in ("experiment", "session")}
         order |= {"round": phase, "base": INITIAL, "checkpoints": [INITIAL], "statistics": json.dumps(first)}
         if deployment.secure_aggregation is None:
-            network.begin(b"", make_order, KIND)
-            replies = gather(network, members, check, limits, log, sleep=sleep).replies
+            network.begin(b"", secure_sum.order, KIND)
+            all_again = replace(limits, quorum=limits.needed(len(deployment.nodes)) / len(members))
+            replies = gather(network, members, check, all_again, log, sleep=sleep).replies
             sums = {name: np.sum([reply.upload[name] for reply in replies.values()], axis=0) for name in zero}
         else:
             report, total, _ = secure_sum.collect(members, (), LIMBS * int(ends[-1]), "uniform")
@@ -112,7 +111,7 @@ def gather_statistics(
             sums = check_sums({name: values.reshape(a.shape) for (name, a), values in parts})
         members = list(replies)
         phases.append(sums)
-    log(f"statistics: of {len(members)} nodes with {int(phases[0]['count'][-1])} training rows")
+    log(f"statistics: of {len(members)} nodes with {int(sums['count'][-1])} training rows")
     prepared = prepare(schema, *phases)
     return json.dumps({name: np.asarray(values).tolist() for name, values in prepared._asdict().items()})
 

@@ -66,18 +66,14 @@ def unpack(message: bytes, like: Tree) -> Tree:
         raise WireError(f"{len(message)} bytes instead of {size}")
     for name, struct in expected.items():
         flat = np.frombuffer(message, np.uint8, _size(struct), place)
-        leaves.append(check_values(name, flat.view(struct.dtype).reshape(struct.shape)))
+        array = flat.view(struct.dtype).reshape(struct.shape)
+        if array.dtype == np.bool_ and np.any(flat > 1):
+            raise WireError(f"array '{name}': bytes other than true and false")
+        if jnp.issubdtype(array.dtype, jnp.inexact) and not np.isfinite(array).all():
+            raise WireError(f"array '{name}': NaN or infinity")
+        leaves.append(array)
         place += flat.size
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-def check_values(name: str, array: np.ndarray) -> np.ndarray:
-    """Return an array; a `WireError` unless its numbers are finite, and its truth values 0 or 1."""
-    if array.dtype == np.bool_ and np.any(array.view(np.uint8) > 1):
-        raise WireError(f"array '{name}': bytes other than true and false")
-    if jnp.issubdtype(array.dtype, jnp.inexact) and not np.isfinite(array).all():
-        raise WireError(f"array '{name}': NaN or infinity")
-    return array
 
 
 def quote(text: object, most: int = SHOWN) -> str:

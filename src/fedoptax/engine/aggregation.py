@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from fedoptax import tree
 from fedoptax.algorithm import Tree, accumulate, accumulate_result, accumulate_zero
 from fedoptax.errors import UsageError, check_int, check_number
+from fedoptax.wrappers.uploads import is_floating
 
 LEVELS = 2.0**30  # of a fixed-point number from 0 to its range: sums of shares stay within int32
 LOSS_RANGE, COUNT_RANGE = 2.0**10, 2.0**20  # of training losses and of integers
@@ -120,7 +121,7 @@ class SecureMean(Mean):
         return jax.tree.map(leaf, total, like, self._limits(like))
 
     def _limits(self, sent: Sent) -> Sent:
-        upload = jax.tree.map(lambda a: self.limit if _is_inexact(a) else COUNT_RANGE, sent.upload)
+        upload = jax.tree.map(lambda a: self.limit if is_floating(a) else COUNT_RANGE, sent.upload)
         return Sent(upload, jax.tree.map(lambda loss: LOSS_RANGE, sent.loss))
 
 
@@ -140,9 +141,9 @@ class NormClipping(Mean):
 
     def prepare(self, upload: Tree) -> Tree:
         """Return the upload, clipped."""
-        norm = tree.norm([_wide(a) for a in jax.tree.leaves(upload) if _is_inexact(a)])
+        norm = tree.norm([a for a in jax.tree.leaves(upload) if is_floating(a)])
         factor = jnp.minimum(1, self.max_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
-        return jax.tree.map(lambda a: a * factor.astype(a.dtype) if _is_inexact(a) else a, upload)
+        return jax.tree.map(lambda a: a * factor.astype(a.dtype) if is_floating(a) else a, upload)
 
 
 class _CoordinateWise(Aggregator):
@@ -157,7 +158,7 @@ class _CoordinateWise(Aggregator):
         is_middle = (places >= cut) & (places < n - cut)
 
         def leaf(a: jax.Array) -> jax.Array:
-            ordered = jnp.sort(_present_or(jnp.inf, _wide(a), present), axis=0)
+            ordered = jnp.sort(_present_or(jnp.inf, a, present), axis=0)
             total = jnp.sum(_present_or(0, ordered, is_middle), axis=0)
             result = total / jnp.maximum(n - 2 * cut, 1).astype(total.dtype)
             return (jnp.round(result) if jnp.issubdtype(a.dtype, jnp.integer) else result).astype(a.dtype)
@@ -234,7 +235,7 @@ class Krum(Aggregator):
     def scores(self, uploads: Tree, present: jax.Array) -> jax.Array:
         """The score of every upload (S,); infinite for one that is not present."""
         places = jnp.arange(present.shape[0])
-        leaves = [_present_or(0, _wide(a), present) for a in jax.tree.leaves(uploads) if _is_inexact(a)]
+        leaves = [_present_or(0, a, present) for a in jax.tree.leaves(uploads) if is_floating(a)]
         near = jnp.sum(present) - self.faulty - 2
 
         def score(i: jax.Array) -> jax.Array:
@@ -272,13 +273,5 @@ def stacked(uploads: list[Tree]) -> Tree:
 
 
 def _present_or(value: float, a: jax.Array, present: jax.Array) -> jax.Array:
+    a = a.astype(tree.sum_dtype(a))
     return jnp.where(present.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.asarray(value, a.dtype))
-
-
-def _wide(a: jax.Array) -> jax.Array:
-    """`a` in float32 or wider."""
-    return a.astype(jnp.float64 if a.dtype == jnp.float64 else jnp.float32)
-
-
-def _is_inexact(a: jax.Array) -> bool:
-    return bool(jnp.issubdtype(a.dtype, jnp.inexact))

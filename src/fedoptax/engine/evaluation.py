@@ -13,7 +13,7 @@ from fedoptax.algorithm import Tree
 from fedoptax.engine.mesh import AXIS
 from fedoptax.engine.xla import as_bits, host_errors, quick_options
 from fedoptax.errors import UsageError, check_choice, check_output
-from fedoptax.tasks.metrics import Column, Metric, as_metric
+from fedoptax.tasks.metrics import TRACED_ROWS, Column, Metric, as_metric
 from fedoptax.tasks.task import Task, jit
 
 Sums = dict[str, Any]
@@ -180,11 +180,10 @@ def column_names(task: Task, params: Tree, data: Mapping[str, EvaluationData]) -
 @lru_cache(maxsize=16)
 def describe_metrics(task: Task) -> dict[str, Metric]:
     """Return the metrics by name, without computing anything; a `UsageError` if they are not what `Task` describes."""
-    size = 2  # of one example a mean over the batch would pass for its row
-    form = {"mask": jax.ShapeDtypeStruct((size,), np.dtype(bool))}
+    form = {"mask": jax.ShapeDtypeStruct((TRACED_ROWS,), np.dtype(bool))}
     for name, array in (task.test or task.validation or task.clients.examples).items():
         array = np.asarray(array)
-        form[name] = jax.ShapeDtypeStruct((size, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
+        form[name] = jax.ShapeDtypeStruct((TRACED_ROWS, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
     return jax.eval_shape(partial(_measure, task), jax.eval_shape(task.init, jax.random.key(0)), form)
 
 

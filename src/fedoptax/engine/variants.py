@@ -88,11 +88,7 @@ def discount_weights(weights: Any, by_staleness: Any) -> tuple[jax.Array, jax.Ar
 
 def interpolate_state(old_share: jax.Array, old: Tree, new: Tree) -> Tree:
     """Return old_share·old + (1 − old_share)·new of the numbers of a server's state, and its new counters."""
-
-    def leaf(o: jax.Array, n: jax.Array) -> jax.Array:
-        return tree.ema(old_share, o, n) if jnp.issubdtype(n.dtype, jnp.inexact) else n
-
-    return jax.tree.map(leaf, old, new)
+    return jax.tree.map(lambda o, n: tree.ema(old_share, o, n) if jnp.issubdtype(n.dtype, jnp.inexact) else n, old, new)
 
 
 def _combine(

@@ -81,8 +81,7 @@ def pool(task: Task, options: RunOptions) -> tuple[Task, RunOptions]:
     """Return the task of one client that holds all examples, with the local steps of a whole cohort in each round."""
     check_int("cohort_size", options.cohort_size, 1, task.num_clients)
     steps = np.ceil(task.clients.sizes / options.batch_size).mean() * options.local_epochs
-    steps = options.cohort_size * (steps if options.local_steps is None else options.local_steps)
-    steps = max(1, round(steps))
+    steps = max(1, round(options.cohort_size * (steps if options.local_steps is None else options.local_steps)))
     alone = replace(options, cohort_size=1, local_steps=steps, mesh=1, secure_aggregation=None, aggregate="mean",
         speeds=None, faults=None)  # fmt: skip
     return _pool_examples(task), alone

@@ -1,7 +1,6 @@
 """A comparison: several algorithms on one task over several seeds, in one folder, and its continuation."""
 
 import logging
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -68,19 +67,16 @@ class Compared(NamedTuple):
     @property
     def histories(self) -> dict[str, list[History]]:
         """By algorithm, one per seed in their order, as the folder holds them."""
-        return {name: [history for _, history in runs] for name, runs in self._read().items()}
+        return {name: [History(rows) for _, rows in runs] for name, runs in self._read().items()}
 
-    def _read(self) -> dict[str, list[tuple[str, History]]]:
-        runs = defaultdict(list)
-        for name, seed in product(self.comparison.algorithms, self.comparison.seeds):
-            summary, rows = read_run(_run_folder(self.folder, name, seed))
-            runs[name].append((summary["status"], History(rows)))
-        return runs
+    def _read(self) -> dict[str, list[Any]]:
+        of = self.comparison
+        return {name: [read_run(_run_folder(self.folder, name, seed)) for seed in of.seeds] for name in of.algorithms}
 
     def _repr_html_(self) -> str:
         rows = []
         for name, runs in self._read().items():
-            ended = [history for status, history in runs if status in ENDED]
+            ended = [History(history) for summary, history in runs if summary["status"] in ENDED]
             row: dict[str, Any] = {"algorithm": name, "completed": f"{len(ended)} of {len(runs)}"}
             for column in dict.fromkeys(column for history in ended for column in history[-1]):
                 values = [value for history in ended if (value := history.last(column)) is not None]

@@ -12,14 +12,14 @@ from fedoptax._files import to_plain
 from fedoptax._progress import html_table
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.program import Point
-from fedoptax.errors import UsageError, check_choice, check_int, import_extra
+from fedoptax.errors import UsageError, check_choice, import_extra
 from fedoptax.experiments.build import Constructor, by_algorithm, find_constructor
 from fedoptax.experiments.parsing import parse_value
 from fedoptax.experiments.record import split_options
 from fedoptax.experiments.result import Interrupted, RunResult
 from fedoptax.experiments.run import simulate
 from fedoptax.storage.history import is_shown
-from fedoptax.tasks.task import Task, check_task
+from fedoptax.tasks.task import Task
 
 Points = Sequence[tuple[Mapping[str, Any], float]]
 """Earlier points and their scores, NaN if they failed."""
@@ -87,7 +87,6 @@ def coarse_rates(constructor: Constructor, fixed: Collection[str], budget: int) 
 
     Rates have equally many values as far as the product allows it, each in the middle of its share of `RANGES` in log.
     """
-    check_int("budget", budget)
     names = [name for name in inspect.signature(constructor).parameters if name in RANGES and name not in fixed]
     most = max(1, budget // 2)
     sizes = [int(most ** (1 / max(len(names), 1)) + 1e-9)] * len(names)
@@ -282,7 +281,6 @@ def sweep(
       UsageError: an empty grid, a value the constructor refuses, or an option of a single run; before anything runs.
       Interrupted: Ctrl-C or a signal; its `result` is that of the point that was running.
     """
-    check_task(task)
     check_grid(grid)
     rounds, record = split_options(options)
     if record.folder is not None or record.hyperparameters:

@@ -131,7 +131,7 @@ class Simulation(Rounds):
         seconds = (time.perf_counter() - start - compiling) / count
         rows = [self._row(done + i + 1, table[i], seconds) for i in range(count if finite else count - 1)]
         if not finite:
-            names = self._whole.client_names
+            names = None if self.task.num_clients == 1 else self._whole.client_names
             cohort = ", ".join(names[i] for i in self._sample_cohort(done + count - 1)) if names else ""
             reason = f"loss or state is not finite in a round of {shorten(cohort, 120)}" if names else None
             return RoundsResult(rows, Status.DIVERGED, reason)

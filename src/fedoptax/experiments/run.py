@@ -74,13 +74,12 @@ def simulate(
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
     if record.resume_from is not None and not is_distributed():
         options = with_original_placement(options, Path(record.resume_from))
-    rated = with_rate(options, task, {**point.values, **record.hyperparameters})
+    rated = options if name in BASELINES else with_rate(options, task, {**point.values, **record.hyperparameters})
     plan, watch = make_plan(options, task, point.algorithm, record.label), make_watch(task, options)
     if not is_leader():
         record = replace(record, out=None, resume_from=None, resume_round=None, trackers=(), progress=False)
     folders = [Path(one).resolve() for one in (record.out, record.resume_from) if one is not None]
     new = record.out if len(set(folders)) == len(folders) else None
-    run_on_all_or_fail(lambda: None if new is None else prepare(new, record.overwrite))
     has_own_models = point.algorithm.client_params is not None
     make = Baseline if name in BASELINES else OwnModels if has_own_models else Simulation
     simulation = make(task, point, rated, plan)
@@ -88,6 +87,7 @@ def simulate(
     config = run_config(task, described, options, plan, simulation.program, record.wrappers, record.trackers)
     config |= {"paper_weighting": point.algorithm.weighting, "rates": record.rates, "command": record.command}
     check_same(config)
+    run_on_all_or_fail(lambda: None if new is None else prepare(new, record.overwrite))
     return run_rounds(simulation, options.rounds, config, record, watch)
 
 

@@ -38,7 +38,9 @@ def find_client_bands(groups: Sequence[Group]) -> list[ClientBands]:
         judged = Column.parse(group.metric)
         metric = judged.metric if judged else ""
         column = column_of(metric)
-        tables = {run.config["seed"]: read_clients(run.path) for run in group.runs if (run.path / CLIENTS).is_file()}
+        tables = {
+            run.config["seed"]: read_clients(run.path) for run in group.counted_runs if (run.path / CLIENTS).is_file()
+        }
         tables = {seed: table for seed, table in tables.items() if column in table and len(table)}
         if tables:
             parts = [table.groupby("round")[column].quantile(QUANTILES).unstack() for table in tables.values()]
@@ -56,7 +58,8 @@ def tabulate_clients(bands: Sequence[ClientBands]) -> pd.DataFrame:
     Columns: the client's training examples and the share of the positive class among them, if the configs say, and for
     each group its metric with a 95 % interval over seeds and, beside the baseline `local`, the gain over it.
     """
-    config, ends = bands[0].group.config, pd.DataFrame({place: band.end for place, band in enumerate(bands)})
+    first = min(bands, key=lambda band: band.group.algorithm == "centralized")  # of one client
+    config, ends = first.group.config, pd.DataFrame({place: band.end for place, band in enumerate(bands)})
     names, partition = config.get("client_names"), config.get("partition") or {}
     if bands[0].ends.index.name == "name" and names:  # also those without a metric
         ends = ends.reindex(ends.index.union(names))

@@ -5,7 +5,6 @@ import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import matplotlib.style
@@ -29,7 +28,7 @@ from fedoptax.storage.history import read_lines
 
 NAMED = 40  # clients at most whose names are written
 GREY, INK, BARS = "#6a7079", "#24292f", "#8d98a7"
-_STYLE: dict[Any, Any] = {
+LOOK: Any = "default", {  # whatever the user's matplotlibrc says
     "font.size": 9.0, "font.family": "sans-serif", "text.color": INK, "text.parse_math": False, "text.usetex": False,
     "axes.titlesize": 9.0, "axes.titlelocation": "left", "axes.labelcolor": INK, "axes.edgecolor": "#9aa1aa",
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
@@ -45,7 +44,7 @@ def draw_figures(report: Report) -> dict[str, bytes]:
     primary = metrics.get(report.groups[0].metric)
     places = {} if report.is_of_search else {group.algorithm: group.index for group in report.groups}
     drawn: dict[str, Figure] = {}
-    with styled():
+    with matplotlib.style.context(LOOK):
         if primary is not None:
             drawn |= {"metric-rounds": draw_curves(primary), "metric-megabytes": draw_curves(primary, "megabytes")}
         if "train_loss" in metrics:
@@ -66,7 +65,7 @@ def draw_figures(report: Report) -> dict[str, bytes]:
 
 def partition_png(partition: Partition) -> bytes:
     """Draw a partition as PNG."""
-    with styled():
+    with matplotlib.style.context(LOOK):
         return _save(draw_partition(partition), "png")
 
 
@@ -296,8 +295,3 @@ def _save(figure: Figure, kind: str) -> bytes:
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure.savefig(buffer, format=kind, metadata=metadata, transparent=kind != "png")
     return buffer.getvalue()
-
-
-def styled() -> AbstractContextManager[None]:
-    """Apply our look, whatever the user's matplotlibrc says."""
-    return matplotlib.style.context(("default", _STYLE))

@@ -38,7 +38,7 @@ class Partition(NamedTuple):
 def find_partitions(groups: Sequence[Group]) -> list[Partition]:
     """One partition for each different task among the groups, of at most six."""
     firsts: dict[str, Group] = {}
-    for group in groups:
+    for group in sorted(groups, key=lambda group: group.algorithm == "centralized"):  # of which all are one client
         firsts.setdefault(group.problem, group)
     return [partition for group in firsts.values() if (partition := make_partition(group.config)) is not None][:6]
 

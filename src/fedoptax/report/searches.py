@@ -27,7 +27,7 @@ def tabulate_points(results: Sequence[SearchResult]) -> pd.DataFrame:
     rows = []
     for result in results:
         for rank, trial in enumerate(result.ranked, start=1):
-            run = load_run(trial.folder)
+            run = (of := load_run(trial.folder))._replace(rows=of.rows[: result.search.rounds])
             row = {"algorithm": result.search.algorithm, "rank": rank, **trial.values, "score": trial.score}
             values = run.rows.get(run.metric, pd.Series(dtype=float)) if run.is_complete else pd.Series(dtype=float)
             late = values.iloc[-result.search.rule.last :].dropna()

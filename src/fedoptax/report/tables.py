@@ -62,7 +62,7 @@ def _final_row(group: Group, first: int) -> Row:
     window = max(1, min(100, int(group.config["rounds"]) // 10))
     measured = {int(run.config["seed"]): values for run in group.counted_runs if len(values := _measured(run))}
     late = [values[values.index > values.index[-1] - window] for values in measured.values()]
-    finals = pd.Series({seed: values.iloc[-1] for seed, values in measured.items()}, dtype=float)
+    finals = pd.Series({seed: _end(run) for run in group.counted_runs if (seed := run.config["seed"]) in measured})
     earlies = {seed: float(values[values.index <= first].mean()) for seed, values in measured.items()}
     weighting, of_paper = group.config.get("weighting"), group.config.get("paper_weighting")
     size = group.config.get("bytes") or {}
@@ -76,9 +76,9 @@ def _final_row(group: Group, first: int) -> Row:
         "commonest": (group.config.get("majority") or {}).get(split, NAN) if metric == "accuracy" else NAN,
         "higher_is_better": group.higher_is_better,
         "seeds": len(group.runs),
-        "counted": len(finals),
+        "counted": int(finals.count()),
         "finals": finals.to_dict(),
-        "final": finals.mean(),
+        "final": finals.mean(skipna=False),
         "final_std": finals.std(),
         **_best_rounds(group),
         "last_mean": _mean([values.mean() for values in late]),
@@ -96,13 +96,13 @@ def _final_row(group: Group, first: int) -> Row:
         "bytes_up": float(size.get("up_per_client", NAN)),
         "bytes_down": float(size.get("down_per_client", NAN)),
         "total_bytes": _mean([run.bytes_per_round().sum(min_count=1) for run in group.counted_runs]),
-        "virtual_seconds": _mean([_virtual_seconds(run).sum(min_count=1) for run in group.runs]),
+        "virtual_seconds": _mean([_virtual_seconds(run).sum(min_count=1) for run in group.counted_runs]),
         "seconds_per_round": pd.concat(seconds).median() if seconds else NAN,
         "participants": _mean([run.rows["participants"].mean() for run in group.runs if "participants" in run.rows]),
         "epsilon": pd.Series([_last(run, "epsilon") for run in group.runs], dtype=float).max(),
         "weighting": f"{weighting} (paper: {of_paper})" if of_paper not in (None, weighting) else weighting or "",
         "rates": group.config.get("rates") or "",
-        "complete": all(run.is_complete for run in group.runs),
+        "complete": all(run.is_complete for run in group.runs) and bool(finals.notna().all()),
         "status": group.status,
     }
 
@@ -165,6 +165,12 @@ def _median(values: Sequence[float]) -> float:
 def _measured(run: Run) -> pd.Series:
     rows = run.rows.set_index("round")
     return rows[run.metric].dropna() if run.metric in rows else pd.Series(dtype=float)
+
+
+def _end(run: Run) -> float:
+    """The metric at the end; NaN if a completed run ended without a finite value on held-out examples."""
+    is_whole = run.is_complete and run.metric.startswith(("test_", "val_"))
+    return float(run.rows[run.metric].iloc[-1]) if is_whole else _last(run, run.metric)
 
 
 def _last(run: Run, column: str) -> float:

@@ -140,9 +140,7 @@ def _read(folder: Path, round: int, server: Tree, clients: ClientStates) -> Tree
 
 def _remove(folder: Path, is_unwanted: Callable[[int], bool]) -> None:
     """Remove checkpoints, and what killed processes left of others; none is ever half there under its name."""
-    if not (folder / FOLDER).is_dir():
-        return
-    for path in sorted((folder / FOLDER).iterdir()):  # leftovers come first
+    for path in sorted((folder / FOLDER).glob("*")):  # leftovers come first
         if path.name.isdecimal() and is_unwanted(int(path.name)):
             path = path.rename(path.with_name(f".{path.name}.old.tmp"))
         if path.name.endswith(".tmp"):

@@ -15,7 +15,7 @@ from fedoptax.algorithm import Tree
 from fedoptax.data.datasets import emnist, mnist
 from fedoptax.data.datasets.source import Load
 from fedoptax.data.federated import FederatedData
-from fedoptax.errors import check_choice
+from fedoptax.errors import UsageError, check_choice
 from fedoptax.models import Model, autoencoder
 from fedoptax.tasks.recipe import Recipe, TaskOptions, make_task
 from fedoptax.tasks.task import Batch, Task, at_least_float32, masked_mean
@@ -32,10 +32,9 @@ def labelled_images(load: Load, scale: float, name: str, recipe: Recipe, options
     augment = options.augment or "none"
     check_choice("augment", augment, AUGMENTATIONS)
     source = load(options.data_dir)
-    inputs = {"white": scale}
     shape = (CROP, CROP, *source.input_shape[2:]) if augment in ("crop", "center") else source.input_shape
     learned = cross_entropy(recipe.models[model](shape, source.num_classes), scale, AUGMENTATIONS[augment])
-    return make_task(name, recipe, options, source, **learned, inputs=inputs)
+    return make_task(name, recipe, options, source, **learned, inputs={"white": scale})
 
 
 def mnist_images(name: str, recipe: Recipe, options: TaskOptions) -> Task:
@@ -52,6 +51,8 @@ def image_classification(
     Metrics: `accuracy`, and `loss`, the cross-entropy in nats. `augment`, `(x / scale, key) -> x`, is applied to each
     batch; the key is None in evaluation. All else is as in `Task`.
     """
+    if (y := np.asarray(clients.examples.get("y", -1))).ndim != 1 or y.dtype.kind not in "iu" or y.min() < 0:
+        raise UsageError(f"y of task '{name}' must be classes (n,) numbered from 0, got {y.dtype}{list(y.shape)}")
     return Task(name=name, clients=clients, test=test, **cross_entropy(model, scale, augment), **attributes)
 
 

@@ -15,9 +15,11 @@ from fedoptax.errors import UsageError
 
 SUMMARIES = {"train": (), "test": (), "val": (), "client": ("mean", "spread", "worst_decile"), "nodes": ("bound",)}
 """Whose examples a metric is of, and the summaries that it may have there."""
-LOWER = ("loss", "error", "mse", "mae", "perplexity", "nll", "distance", "excess", "spread", "seconds", "epsilon")
+LOWER = ("loss", "error", "mse", "mae", "mape", "rmsle", "entropy", "brier", "bits", "divergence", "regret", "cost",
+    "risk", "ppl", "perplexity", "nll", "distance", "excess", "spread", "seconds", "epsilon")  # fmt: skip
 """Words in the names of values of which less is better, where nothing else says so."""
 BINS = 1000
+TRACED_ROWS = 8191  # of a batch that is only traced; as another axis, labels (n, 1) were broadcast to (n, n)
 
 
 class Column(NamedTuple):
@@ -94,8 +96,10 @@ def mean(
     values = jnp.asarray(values)
     values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     weights = jnp.ones_like(values, jnp.float32) if weights is None else jnp.asarray(weights)
-    if values.shape != weights.shape or not values.shape:
-        raise UsageError(f"values and weights must have one shape (batch, …), got {values.shape} and {weights.shape}")
+    if values.shape != weights.shape or not values.shape or TRACED_ROWS in values.shape[1:]:
+        raise UsageError(
+            f"values and weights must have one shape, a row per example, got {values.shape} and {weights.shape}"
+        )
     sums = jnp.where(weights > 0, weights * values, 0), weights
     rows = tuple(jnp.sum(a.reshape(len(a), -1), axis=1, dtype=jnp.float32) for a in sums)
     return Metric(rows, _divide, higher_is_better, format)
@@ -127,7 +131,7 @@ def r2(predicted: jax.Array, actual: jax.Array) -> Metric:
 
 def accuracy(scores: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
     """Return the share of examples whose `labels` (batch,) have the largest of their `scores` (batch, classes)."""
-    return mean(jnp.argmax(scores, axis=-1) == labels, format="share")
+    return mean(jnp.argmax(scores, axis=-1) == jnp.reshape(labels, scores.shape[:-1]), format="share")
 
 
 def f1(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
@@ -188,7 +192,7 @@ def balanced_accuracy(probabilities: jax.Array, labels: jax.Array, positive: int
 
 def brier(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
     """Return the mean squared error of the probabilities: of the positive class of two, else summed over all."""
-    errors = jnp.square(probabilities - jax.nn.one_hot(labels, probabilities.shape[-1]))
+    errors = jnp.square(probabilities - jax.nn.one_hot(labels.reshape(-1), probabilities.shape[-1]))
     is_binary = probabilities.shape[-1] == 2
     return mean(errors[:, positive] if is_binary else jnp.sum(errors, axis=-1), higher_is_better=False)
 
@@ -280,7 +284,7 @@ def as_metric(name: str, value: Any, size: int) -> Metric:
     except (ValueError, TypeError) as error:
         raise UsageError(f"metric '{name}': {error}") from error
     for shape in map(jnp.shape, jax.tree.leaves(metric.values)):
-        if shape[:1] != (size,):
+        if shape[:1] != (size,) or TRACED_ROWS in shape[1:]:
             raise UsageError(f"metric '{name}' must have a row per example, of {size} examples, got shape {shape}")
     return metric
 

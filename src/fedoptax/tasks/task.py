@@ -283,8 +283,8 @@ def with_validation(task: Task, fraction: float) -> Task:
     """Return `task` with a share of each client's training examples held out, as its validation examples.
 
     A client of n examples gives the nearest whole number to fraction · n, but keeps at least one. Which ones is drawn
-    by the seed of the partition, so all seeds of a comparison have the same. Test examples stay as they are. The arrays
-    are copied to memory.
+    by the seed of the partition, so all seeds of a comparison have the same. Test examples and
+    `client_weights` stay as they are. The arrays are copied to memory.
 
     It is a `UsageError` if `fraction` is not in (0, 1), no client gives an example, or there are such examples.
 
@@ -316,6 +316,7 @@ def with_metrics(task: Task, names: str) -> Task:
     unknown one is a `UsageError`, as is a task without `predict` for probabilities, or whole numbers (n,) as labels.
     """
     check_task(task)
+    check_type("metrics", names, str)
     chosen, predict, metrics, label = names.split(","), task.predict, task.metrics, task.label or ""
     for name in chosen:
         check_choice("metrics", name, [*METRICS, "confusion"])

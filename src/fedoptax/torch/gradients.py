@@ -144,9 +144,10 @@ class Place(NamedTuple):
 def with_module(algorithm: FedAlgorithm, module: nn.Module, loss: ModuleLoss) -> FedAlgorithm:
     """`algorithm` with clients that train a module; server, messages and uploads stay the same.
 
-    A client's gradients are those of the module, whatever gradient function the round has. Clients run in turn on one
-    device: in `fedoptax.eager.run_round`, in `fedoptax.run` with `client_loop="loop"` and `mesh=1`, or each in its
-    process on a network. They may share the module: a round puts the client's buffers into it.
+    A client's gradients are those of the module, whatever gradient function the round has: `with_prox` and
+    `with_clipping` go inside, as in `with_module(with_prox(a, mu), …)`, and a task's `clip_norm` has no effect. Clients
+    run in turn on one device: in `fedoptax.eager.run_round`, in `fedoptax.run` with `client_loop="loop"` and `mesh=1`,
+    or each in its process on a network. They may share the module: a round puts the client's buffers into it.
 
     Buffers, such as the running statistics of batch normalisation, stay with the client between rounds, in its
     `ModuleState`; no server optimizer and no mean ever sees them. They start as the module's are now.
