@@ -92,7 +92,7 @@ def test_what_a_person_would_warn_of_is_said(table):
     }  # fmt: skip
     assert schema.columns["dose"].missing == "median" and schema.columns["dose"].indicator
     assert schema.columns["ward"].missing == "own-category" and schema.target.positive == "1_yes"
-    sites = pd.DataFrame({"site": ["a", "b"] * 15, "region": ["n", "s"] * 15, "y": [0, 1, 1] * 10})
+    sites = pd.DataFrame({"site": ["a", "b"] * 15, "region": ["n", "s"] * 15, "cells": [[1, 2]] * 30, "y": [0, 1] * 15})
     assert "'region' is constant within each client" in infer_schema(sites, "y", "site").notes[0]
     lines = "\n".join([*schema.notes, *find_faults(pd.read_csv(table, dtype={"visit": str}), schema)])
     expected = "'id' differs in every row", "'cost' determines", "fewer than 10 rows: 4_small (3)", "'visit' is a date"

@@ -74,7 +74,8 @@ def infer_schema(
     inferred = {name: _infer_column(frame[name]) for name in names}
     schemas = {name: column for name, (column, _) in inferred.items()}
     notes = [f"column {name!r} {note}" for name, (_, note) in inferred.items() if note]
-    notes += _find_ids(frame, [name for name, column in schemas.items() if column.kind != "ignore"], client)
+    names = [n for n in names if frame[n].dtype.kind in "iuf" or schemas[n].kind not in ("number", "ignore")]
+    notes += _find_ids(frame, names, client)
     return Schema(_infer_target(label, frame[label], target), schemas, client, notes=tuple(notes))
 
 
