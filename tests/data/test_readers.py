@@ -125,7 +125,7 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path, mark):
     for text in ("größe,label\n1,☃\n2,b\n", '"größe","label"\r\n1,☃\r\n2,b\r\n'):
         source = load_file(csv(tmp_path / "a.csv", mark + text), test_fraction=0.0)
         assert (source.columns, source.class_names) == (("größe",), ("b", "☃"))
-    path = parquet(tmp_path / "a.parquet", [f"{mark}f", "label"], [1, 2], ["a", "b"])
+    path = parquet(tmp_path / "a.parquet", [f"{mark}f", "label", "__index_level_0__"], [1, 2], ["a", "b"], [1, 0])
     assert load_file(path, test_fraction=0.0).columns == ("f",)
     refused(lambda: load_file(csv(tmp_path / "b.csv", "größe,label\n1,a\n", "latin-1")), "b.csv", "utf-8")
 
@@ -138,7 +138,9 @@ TEXTS: list[tuple[str, dict[str, str], list[float] | str]] = [  # file, options 
     ("label;f\na;1,5\nb;2\n", {}, [1.5, 2]), ("label;f\na;1,5\nb;NA\na;2\n", {}, [1.5, 0, np.nan, 1, 2, 0]),
     ("label:f\na:1\nb:2\n", {"separator": ":"}, [1, 2]),
     ("label\tf\na\t1\nb\t2\n", {"separator": r"\t"}, [1, 2]), ("label;f\na;1\n", {"separator": ","}, "lacks 'label'"),
+    ("label;f;n\n" + 'a;1,5;"x\ny"\n' * 6, {"features": "f"}, [1.5] * 6),
     ("label,f\na,1\n", {"separator": ";;"}, "separator"),
+    ("id;label;f\n1.234.567;a;1,5\n1.234.568;b;2\n", {"decimal": ",", "features": "f"}, [1.5, 2]),
     ("label,f\na,1\n", {"separator": ",", "decimal": ","}, "separator"),
     ("label,f\na,1\n", {"decimal": ";"}, "decimal"), ("label;f\na;1,5\nb;1.234\n", {"decimal": ","}, "thousands"),
 ]  # fmt: skip
@@ -161,6 +163,8 @@ def test_a_model_reads_new_cells_as_those_that_it_was_trained_on(tmp_path):
     fields = {"x": np.zeros(1, np.float32)}
     examples, _ = read_inputs(csv(tmp_path / "b.csv", "n;f\n1;2,5\n"), task.inputs, fields, ())
     assert examples["x"].tolist() == [[2.5]]
+    empty, _ = read_inputs(csv(tmp_path / "d.csv", "f\n1\n\n2\n"), task.inputs, fields, ())
+    assert empty["x"].ravel().tolist() == [1, pytest.approx(task.inputs["fill"][0]), 2]
     refused(lambda: read_inputs(csv(tmp_path / "c.csv", "n;f\n1;1.234\n"), task.inputs, fields, ()), "thousands")
 
 

@@ -130,6 +130,7 @@ def test_commas_in_quoted_numbers_are_said(tmp_path):
 def test_a_number_to_predict_may_have_decimal_commas(tmp_path):
     pd.DataFrame({"f": range(30), "y": [f"{i},5" for i in range(30)]}).to_csv(tmp_path / "a.csv", sep=";", index=False)
     refused(lambda: infer_file(tmp_path / "a.csv", "y"), "30 different decimals")
+    assert infer_schema(pd.DataFrame({"y": [*map(str, range(60)), "NA"]}), "y", target="guess").target.kind == "number"
     for target in ("number", "guess"):
         assert infer_file(tmp_path / "a.csv", "y", target=target).decimal == ","
     assert load_file(tmp_path / "a.csv", label="y", target="number", test_fraction=0.0).train["y"][-1] == 29.5

@@ -56,7 +56,7 @@ def describe(options: DescribeForm) -> None:
     schema = replace(infer_file(options.file, label, client, options.target or "guess"), min_count=MIN_COUNT)
     frame = read_frame(options.file, [*schema.texts, *([client] if client is not None else [])], **schema.cells)
     notes = [*schema.notes, *find_faults(frame, schema)]
-    text = "".join(f"# {note}\n" for note in notes) + schema.to_toml()
+    text = "".join(f"# {' '.join(note.split())}\n" for note in notes) + schema.to_toml()
     print(f"{len(frame):,} rows; {describe_target(frame, schema)}", *notes, sep="\n", file=sys.stderr)
     if options.out is None:
         print(text, end="")

@@ -51,8 +51,8 @@ def infer_file(
             return replace(schema, notes=(f"column {min(sure)!r} has decimal commas, which are read", *schema.notes))
         frame = read_frame(path, [*names, *(set(as_written) - set(commas))], **cells) if as_written else frame
     schema = infer_schema(frame, label, client, target, columns)
-    if not cells.get("decimal") and (written := [name for name in commas if name in schema.used]):
-        note = f"column {written[0]!r} has commas in its numbers: categories, unless decimal=',' is set"
+    if not cells.get("decimal") and (written := [name for name in commas if name in schema.columns]):
+        note = f"column {written[0]!r} has commas in its numbers, which are texts unless decimal=',' is set"
         schema = replace(schema, notes=(note, *schema.notes))
     return replace(schema, separator=cells.get("separator"), decimal=cells.get("decimal"))
 
@@ -82,7 +82,7 @@ def infer_schema(
 def describe_target(frame: DataFrame, schema: Schema) -> str:
     """Describe the target."""
     if schema.target.kind == "number":
-        numbers = read_features("table", frame[frame[schema.target.column].notna()], [schema.target.column])
+        numbers = read_features("table", frame[[schema.target.column]].ffill().bfill(), [schema.target.column])
         return f"{schema.target.column!r} is a number, {numbers.min():g} to {numbers.max():g}"
     texts = [text for text in as_texts(frame[schema.target.column]) if text is not None]
     counts = Counter(texts)
@@ -113,7 +113,7 @@ def find_faults(frame: DataFrame, schema: Schema) -> list[str]:
                 lines.append(f"column {name!r} determines the label: {advice}")
     if schema.target.kind == "class":
         rare = [name for name, count in Counter(y.tolist()).items() if name and count < MIN_ROWS]
-        lines += [f"classes of fewer than {MIN_ROWS} rows: {', '.join(rare)}"] if rare else []
+        lines += [f"classes of fewer than {MIN_ROWS} rows: {shorten(', '.join(rare), 200)}"] if rare else []
     if schema.client is not None:
         sizes = Counter(as_texts(frame[schema.client]))
         small = [f"{name} ({count})" for name, count in sizes.items() if count < SMALL]
@@ -155,7 +155,8 @@ def _infer_column(column: Series) -> tuple[ColumnSchema, str]:
     if formats := [form for form in DATES if values and _are_dates(values, form)]:
         if len(formats) > 1:
             options = " or ".join(f'format = "{form}"' for form in formats)
-            return ColumnSchema("ignore"), f'has ambiguous dates and is ignored; choose kind = "date" and {options}'
+            note = f'has ambiguous dates and is ignored; choose kind = "date", start = "2020-01-01" and {options}'
+            return ColumnSchema("ignore"), note
         some = ColumnSchema("date", start="1970-01-01", format=formats[0])
         start = np.datetime64("1970-01-01") + int(np.floor(to_days("date", values, some).min()))
         return replace(some, start=str(start), **of_numbers), f"is a date: days since {start}"
@@ -201,7 +202,8 @@ def _infer_target(label: str, column: Series, kind: str | None) -> Target:
     has_decimals = are_numbers and any(not re.fullmatch("[+-]?[0-9]+", text) for text in different)
     is_unclear = len(different) > (MOST_DECIMALS if has_decimals else MOST_CLASSES)
     if kind == "guess":
-        kind = "number" if is_unclear and are_numbers else "class"
+        are_most = are_numbers or 2 * sum(map(bool, map(NUMBER.fullmatch, texts))) > len(texts)
+        kind = "number" if is_unclear and are_most else "class"
     if kind is None and is_unclear:
         what = "decimals" if has_decimals else "values"
         remedy = "by the task option target=number or target=class, or in a schema"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:  # pandas is slow to import
     DataFrame = Series = Any
 
-THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(\.[0-9]{3})+(,[0-9]+)?")
+THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(\.[0-9]{3}|(\.[0-9]{3})+,[0-9]+)")
 TABLES = {".csv": ",", ".tsv": "\t", ".parquet": None}
 """The endings of tables, and what separates the cells."""
 IMAGES = {".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
@@ -50,11 +50,13 @@ def read_frame(path: Path, texts: Sequence[str], rows: int | None = None, /, **c
 
             with pyarrow.parquet.ParquetFile(path) as file:  # read_table refuses a name twice in its own words
                 frame = file.read().slice(0, rows).to_pandas(ignore_metadata=True, integer_object_nulls=True)
-            return frame.rename(columns=lambda name: name.removeprefix("\ufeff"))
+            frame = frame.rename(columns=lambda name: name.removeprefix("\ufeff"))
+            return frame.filter(regex="^(?!__index_level_[0-9]+__$)")  # what pandas calls an index without a name
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # pandas only warns of rows that are too long
             options: dict[str, Any] = {"sep": separator, "decimal": cells.get("decimal") or ".", "nrows": rows}
             options |= {"dtype": dict.fromkeys(texts, str), "keep_default_na": False, "na_values": [""]}
+            options["skip_blank_lines"] = separator in "".join(_first_lines(path)[:1])  # else an empty cell
             frame = pd.read_csv(path, **options, encoding="utf-8-sig", index_col=False, low_memory=False)
             for name in frame.columns.difference(texts) if cells.get("decimal") == "," else ():
                 frame[name] = _with_points(frame[name])
@@ -67,7 +69,7 @@ def _with_points(column: "Series[Any]") -> "Series[Any]":
     if column.dtype.kind in "iufb":
         return column
     if wrong := next(filter(THOUSANDS.fullmatch, map(str, column)), None):
-        raise ValueError(f"numbers with decimal commas must have no points for thousands, got {wrong!r}")
+        raise ValueError(f"column {column.name!r} must have no points for thousands, got {wrong!r}")
     return column.replace(r"^(\s*[+-]?\d+),(\d+\s*)$", r"\1.\2", regex=True)
 
 
@@ -86,7 +88,8 @@ def find_separator(path: Path, separator: str | None = None, decimal: str | None
         return separator
     lines = _first_lines(path)
     for guess in dict.fromkeys((usual, *",;\t|")):
-        sizes = {len(row) for row in csv.reader(lines, delimiter=guess)}
+        rows = list(csv.reader(lines, delimiter=guess))
+        sizes = {len(row) for row in rows[:-1] or rows}  # the last may be cut within a cell
         if guess != decimal and len(sizes) == 1 and max(sizes) > 1:
             return guess
     return usual
@@ -140,7 +143,7 @@ def as_numbers(where: str, values: Any) -> np.ndarray:
         with np.errstate(over="ignore"):  # infinity is found afterwards
             array = array.astype(np.float32) if array.dtype.itemsize > 4 else array
         if not (finite := np.isfinite(array).all(tuple(range(1, array.ndim)))).all():
-            raise DataError(f"{where}, row {np.argmin(finite) + 1}: holds NaN, infinity or a number beyond float32")
+            raise DataError(f"{where}, row {np.argmin(finite) + 1}: is empty, NaN, infinite or beyond float32")
     elif array.dtype.itemsize > 4:
         limits = np.iinfo(np.int32)
         if array.size and (array.min() < limits.min or array.max() > limits.max):
