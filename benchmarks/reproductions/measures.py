@@ -173,11 +173,14 @@ def compare(
         signs = [
             np.sign(others[seed] - mine[seed]) for seed in mine.keys() & others.keys() if mine[seed] != others[seed]
         ]
-        test.difference, test.low, test.high = math.copysign(math.inf, sum(signs)), NAN, NAN
-        test.p = float(stats.binomtest(signs.count(1), len(signs)).pvalue) if len(signs) >= LEAST_PAIRS else 1.0
-        test.decided = "" if sum(signs) else "undecided"
+        is_tested = paired.pairs >= LEAST_PAIRS
+        test.difference, test.low, test.high = math.copysign(math.inf, sum(signs)) if sum(signs) else 0.0, NAN, NAN
+        test.p = 1.0 if is_tested else NAN
+        if len(signs) >= LEAST_PAIRS:
+            test.p = float(stats.binomtest(signs.count(1), len(signs)).pvalue)
+        test.decided = "undecided" if is_tested and not sum(signs) else ""
     elif not paired.pairs and (one != one_label) != (other != other_label):
-        test.decided = "untested, against" if one != one_label else "untested, in line"
+        test.decided = "untested, against" if equivalence or one != one_label else "untested, in line"
     return test
 
 

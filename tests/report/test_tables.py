@@ -177,10 +177,10 @@ def test_groups_of_other_rounds_and_seeds_are_compared_by_what_they_share(tmp_pa
         write_run(tmp_path / f"a-{seed}", values, seed=seed)  # ahead of b in each seed, not in the mean of its own
         if seed < 3:
             behind = [value - 0.05 + (seed - 1) / 1000 for value in values] * 10
-            write_run(tmp_path / f"b-{seed}", behind, seed=seed, name="fedavg")
+            write_run(tmp_path / f"b-{seed}", behind, seed=seed, name="fedavg", faults={"dropout": 0.5})
     table = final_table(load_runs(tmp_path))
     assert table["early_window"].tolist() == [1, 1] and table["standing"].tolist() == ["best", ""]
-    assert table["algorithm"].tolist() == ["fedadam (rounds=2)", "fedavg (rounds=20)"], "on unequal footing"
+    assert table["algorithm"].tolist() == ["fedadam (rounds=2)", "fedavg (rounds=20, faults=dropout 0.5)"], "unlike"
     assert table.loc[1, "behind"] == pytest.approx(0.05) and table.loc[1, "early_behind"] == pytest.approx(0.05)
     assert "by the mean over the 3 seeds in common" in find_verdicts(table)[0].text
 

@@ -141,12 +141,12 @@ def rows(batch: Any) -> jax.Array:
 
 
 WRONG: list[Any] = [
-    (lambda b: jnp.mean(rows(b)), r"'it': values and weights must have one shape, a row per example, got \(\) and"),
+    (lambda b: jnp.mean(rows(b)), r"'it': values and weights must be one row per example, got \(\) and"),
     (lambda b: rows(b) - rows(b)[:, None], r"'it': .* got \(8191, 8191\) and"),
     (lambda b: fx.metrics.r2(rows(b), rows(b)[:, None]), r"'it' must .* got shape \(8191, 8191\)"),
-    (lambda b: (rows(b)[:, None], rows(b)), r"'it': .* one shape, .* got \(8191, 1\) and \(8191,\)"),
-    (lambda b: (rows(b), 1.0), r"'it': .* one shape, .* got \(8191,\) and \(\)"),
-    (lambda b: rows(b)[None], r"'it': .* one shape, a row per example, got \(1, 8191\) and"),
+    (lambda b: (rows(b)[:, None], rows(b)), r"'it': .* one row .* got \(8191, 1\) and \(8191,\)"),
+    (lambda b: (rows(b), 1.0), r"'it': .* one row .* got \(8191,\) and \(\)"),
+    (lambda b: rows(b)[None], r"'it': .* one row per example, got \(1, 8191\) and"),
     (lambda b: jnp.mean(rows(b), keepdims=True), r"'it' must .* got shape \(1,\)"),
     (lambda b: (rows(b),) * 3, r"'it': .* got \(3, 8191\) and"),
     (lambda b: None, r"'it': .*None"),
@@ -177,12 +177,12 @@ test_a_metric_of_another_shape_is_refused_by_name = refusals([
 
 def test_a_metric_says_which_way_is_better_and_the_short_form_by_its_name():
     def metrics(params: Any, batch: Any) -> dict[str, Any]:
-        plain = dict.fromkeys(("my_error", "gain", "cost"), rows(batch))
+        plain = dict.fromkeys(("my_error", "supply_recall", "cost"), rows(batch))
         return plain | {"loss_rate": fx.metrics.mean(rows(batch))}
 
     task = small_task(metrics=metrics, primary_metric="cost", higher_is_better=False)
     found = {name: metric.higher_is_better for name, metric in describe_metrics(task).items()}
-    assert found == {"loss_rate": True, "my_error": False, "gain": True, "cost": False}
+    assert found == {"loss_rate": True, "my_error": False, "supply_recall": True, "cost": False}
     assert primary_metric(replace(task, primary_metric=None)) == "cost"
     found = describe_metrics(replace(task, primary_metric="my_error", higher_is_better=None))
     assert not found["my_error"].higher_is_better

@@ -49,7 +49,7 @@ def compare(options: CompareForm) -> None:
         raise UsageError(f"grid: {twice[0]} is of an algorithm that `from` has searched")
     grids = {name: grid for name, grid in grids.items() if name not in tuned}
     searched = [name for name, grid in grids.items() if grid.keys() & RANGES.keys()]
-    rates = settings.rates | dict.fromkeys([*tuned, *searched], "tuned")
+    rates = settings.rates | dict.fromkeys([*filter(tuned.get, tuned), *searched], "tuned")
     if len(set(rates.values())) > 1:
         origins = "; ".join(f"{name}: {origin}" for name, origin in rates.items())
         warning = f"learning rates have different sources ({origins}); --tune searches all of them with equal budgets"
@@ -83,12 +83,12 @@ def tune(options: TuneForm) -> None:
 
 def _best_of_searches(
     options: CompareForm, names: list[str], task: Task, settings: Settings, here: Mapping[str, Any]
-) -> list[str]:
-    """Put the best points of searches into the settings, unless typed, and return the algorithms that they are of.
+) -> dict[str, bool]:
+    """Put the best points of searches into the settings, unless typed; return of each whether its rates are tuned.
 
     It warns of searches under other options than `here`, and by one of its `seeds`.
     """
-    tuned, typed = [], by_algorithm("set", options.set_, names)
+    tuned, typed = dict[str, bool](), by_algorithm("set", options.set_, names)
     for folder in options.from_:
         if not (folder / tuning.FILE).is_file():
             raise UsageError(f"from must be the folder of a search, got '{folder}'")
@@ -109,7 +109,7 @@ def _best_of_searches(
         if unlike:
             print(f"warning: the search for {name} was with {'; '.join(unlike)}", file=sys.stderr)
         settings.hyperparameters[name] = result.hyperparameters | typed[name]
-        tuned.append(name)
+        tuned[name] = bool(result.search.grid.keys() & RANGES.keys() - typed[name].keys())
     return tuned
 
 

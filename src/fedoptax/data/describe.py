@@ -155,8 +155,7 @@ def _infer_column(column: Series) -> tuple[ColumnSchema, str]:
     if formats := [form for form in DATES if values and _are_dates(values, form)]:
         if len(formats) > 1:
             options = " or ".join(f'format = "{form}"' for form in formats)
-            note = f'has ambiguous dates and is ignored; choose kind = "date", start = "2020-01-01" and {options}'
-            return ColumnSchema("ignore"), note
+            return ColumnSchema("ignore"), f'has ambiguous dates: choose kind = "date", start = "2020-01-01", {options}'
         some = ColumnSchema("date", start="1970-01-01", format=formats[0])
         start = np.datetime64("1970-01-01") + int(np.floor(to_days("date", values, some).min()))
         return replace(some, start=str(start), **of_numbers), f"is a date: days since {start}"

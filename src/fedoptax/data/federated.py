@@ -141,7 +141,7 @@ class FederatedData:
             raise DataError(f"{name}_owners must be {n} numbers >= 0 of clients, got {kind}")
 
     def client(self, i: int) -> dict[str, np.ndarray]:
-        """Return the examples of client i, `{field: array (n_i, …)}` (views, not copies)."""
+        """Return the examples of client i, `{field: array (n_i, …)}` (views; do not write to them)."""
         return {name: array[self.offsets[i] : self.offsets[i + 1]] for name, array in self.examples.items()}
 
 
@@ -157,7 +157,7 @@ def as_parts(name: str, parts: Any, total: int | None = None) -> list[np.ndarray
             rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu") or (2 < len(rows) == total and rows.max() < 2)
         ):
             raise DataError(
-                f"{name}[{i}] must hold row numbers or be a boolean mask (n,), got {rows.dtype}{list(rows.shape)}"
+                f"{name}[{i}] must hold row numbers or be a boolean mask, got {rows.dtype}{list(rows.shape)}"
             )
         arrays.append(rows.astype(np.int64, copy=False))
     rows = np.concatenate([np.empty(0, np.int64), *arrays])

@@ -182,7 +182,10 @@ def gather(
     if missing > 0:
         when = "and too few other nodes can answer" if is_hopeless else f"within {wait_limit:.0f} s"
         text = f"no quorum: {len(report.replies)} valid replies of {workers.buffer}, {needed} are needed, {when}"
-        raise NoQuorum(_with_reasons(text, report))
+        reasons = [f"; partition {i} (node {node}): {reason}" for i, node, reason in report.faults]
+        while len(text) + sum(map(len, reasons)) > LONGEST - ROOM:  # whole reasons or none: the log has all
+            reasons.pop(0)
+        raise NoQuorum("".join([text, *reasons]))
     report.seconds["waiting"] = clock() - begun - sum(report.seconds.values())
     report.replies = {i: report.replies[i] for i in cohort if i in report.replies}
     return report
@@ -199,10 +202,3 @@ def wait_for_nodes(
             log(f"waiting for nodes: {len(nodes)} of {count} are connected, not {quote(', '.join(absent))}")
         last = len(nodes)
         sleep(limits.poll)
-
-
-def _with_reasons(text: str, report: RoundReport) -> str:
-    reasons = [f"; partition {i} (node {node}): {reason}" for i, node, reason in report.faults]
-    while len(text) + sum(map(len, reasons)) > LONGEST - ROOM:  # whole reasons or none: the log has all
-        reasons.pop(0)
-    return "".join([text, *reasons])

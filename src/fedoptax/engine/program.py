@@ -223,6 +223,8 @@ def _count_message_bytes(
         if structure != new_structure:
             raise UsageError(f"{name} must keep the structure {structure}, got {new_structure}")
         for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(old), jax.tree.leaves(new)):
+            if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):  # which checkpoints cannot hold
+                raise UsageError(f"{name}: {jax.tree_util.keystr(path)} must be jax.random.key_data of a key")
             form, new_form = f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
             if form != new_form:
                 raise UsageError(f"{name} must keep {jax.tree_util.keystr(path)} {form}, got {new_form}")

@@ -1,6 +1,5 @@
 """A comparison: several algorithms on one task over several seeds, in one folder, and its continuation."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -126,6 +125,9 @@ def compare(
     wanted_seeds = range(check_int("seeds", seeds)) if isinstance(seeds, int) else seeds
     chosen = [check_int("seeds", seed, 0) for seed in wanted_seeds]
     names = name_algorithms(algorithms)
+    own = [name for name in names if ":" not in name and name not in (*ALGORITHMS, *BASELINES)]
+    if own and executor is not None:
+        raise UsageError(f"executor needs algorithms by name or MODULE:FUNCTION, got {', '.join(own)}")
     if not names or not chosen or len(set(chosen)) < len(chosen):
         raise UsageError("algorithms and seeds must not be empty, and seeds must be different")
     for argument, values_by_name in (("hyperparameters", hyperparameters), ("grids", grids), ("rates", rates)):
@@ -150,9 +152,6 @@ def compare(
         values |= {name: one for name, one in earlier.hyperparameters.items() if name in tunings}  # once it is finished
         comparison = replace(comparison, hyperparameters=values, command=earlier.command, rates=earlier.rates)
         tuning.check_same(folder / FILE, earlier, comparison, "comparison")
-        if own := sorted({*names} - {*ALGORITHMS, *BASELINES}):  # known by name alone
-            note = "note: runs in '%s' are not repeated; if %s was changed, pass overwrite=True"
-            logging.getLogger("fedoptax").warning(note, folder, ", ".join(own))
     how = tuning.Execution(progress, options.get("trackers"), overwrite, executor)
     return run_comparison(task, comparison, folder, how)
 

@@ -1,5 +1,6 @@
 """A search for hyper-parameters: one run folder per point, one compilation for all, and the best by one rule."""
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,7 +24,7 @@ from fedoptax.experiments.result import Interrupted
 from fedoptax.experiments.run import simulate
 from fedoptax.experiments.selection import Rule, Trial, make_watch, rule_for
 from fedoptax.experiments.workers import Job, run_jobs
-from fedoptax.names import BASELINES
+from fedoptax.names import ALGORITHMS, BASELINES
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.config import plain_options, read_config, read_record, write_record
 from fedoptax.storage.folder import ENDED, Status, is_finished, locked, prepare, read_summary
@@ -342,6 +343,12 @@ def check_same(path: Path, stored: Any, wanted: Any, kind: str) -> None:
             one["options"] = {name: value for name, value in one["options"].items() if name not in MAY_CHANGE}
     if old != new:
         raise RunError(f"'{path}' belongs to another {kind}; choose another folder")
+    names, task = new.get("algorithms") or [new["algorithm"]], new["task"]
+    own = sorted({*names} - {*ALGORITHMS, *BASELINES})  # which are known by name alone, as is an own task
+    own += [f"task '{task['name']}'"] if len(task) == 1 else []
+    if own:
+        note = "note: runs in '%s' are not repeated; if %s was changed, pass overwrite=True"
+        logging.getLogger("fedoptax").warning(note, path.parent, ", ".join(own))
 
 
 def check_search(task: Task, search: Search) -> None:

@@ -23,7 +23,7 @@ from fedoptax.report.partition import SHOWN, Partition
 from fedoptax.report.report import Report
 from fedoptax.report.searches import HeatMap, Profile
 from fedoptax.report.style import style_of
-from fedoptax.report.words import format_count, format_number, metric_title, metric_words
+from fedoptax.report.words import format_count, format_number, join_values, metric_title, metric_words
 from fedoptax.storage.history import read_lines
 
 NAMED = 40  # clients at most whose names are written
@@ -83,9 +83,11 @@ def draw_curves(metric: MetricCurves, x: str = "round") -> Figure:
     axes.set_xlabel(next(axis.title for axis in AXES if axis.name == x))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=x == "round"))
     axes.margins(x=0.015)
-    seeds = max(len(curve.seeds) for curve in curves)
-    if seeds > 1:
-        axes.set_title(f"mean of {seeds} seeds, band ± 1 standard deviation", loc="right", color=GREY, fontsize=8.5)
+    n = sorted({len(curve.seeds) for curve in curves})
+    if n[-1] > 1:
+        axes.set_title(
+            f"mean of {join_values(n)} seeds, band ± 1 standard deviation", loc="right", color=GREY, fontsize=8.5
+        )
     figure.legend(
         lines, labels, loc="outside right upper" if is_beside else "outside lower left", handlelength=3.2, ncols=columns
     )

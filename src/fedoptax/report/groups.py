@@ -17,10 +17,14 @@ NOT_SETTINGS = {
     "format", "kind", "fedoptax", "seed", "num_params", "bytes", "gradients_per_step", "partition", "environment",
     "command", "primary_metric", "higher_is_better", "out", "trackers", "task.seed", "task.description",
     "task.data_dir", "algorithm.reference", "deployment.experiment", "rates", "metrics",
+    "majority", "positive", "client_names", "paper_weighting",  # which older versions did not record
     *(name for name, about in options_of(RunOptions).items() if not about.changes_result),
 }  # fmt: skip
 #: Settings that should be equal where methods are ranked, so that rows name them where they are not.
-FOOTING = ("rounds", "cohort_size", "batch_size", "local_epochs", "local_steps")
+FOOTING = (
+    "rounds", "cohort_size", "batch_size", "local_epochs", "local_steps", "stop_after", "asynchronous", "aggregate",
+    "secure_aggregation", "faults", "speeds", "wrappers.compress", "wrappers.privacy", "wrappers.personal",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -221,7 +221,8 @@ def write_behind(row: Row, prefix: str = "", is_short: bool = False) -> str:
     """Write how far a row is behind the best mean, with its 95 % interval and p; in short without the interval."""
     if row[f"{prefix}standing"]:
         return str(row[f"{prefix}standing"])
-    behind, low, high = (words.format_number(row[f"{prefix}{name}"], 2) for name in ("behind", "low", "high"))
+    digits = 4 if prefix == "rounds_" else 2
+    behind, low, high = (words.format_number(row[f"{prefix}{name}"], digits) for name in ("behind", "low", "high"))
     if behind == words.DASH:
         return behind
     if math.isnan(row[f"{prefix}p"]):

@@ -51,7 +51,7 @@ def run_config(
     split = "val" if task.test is None and task.validation is not None else "test"
     is_measured = bool(task.test or task.validation)
     primary = primary_metric(task) if is_measured else task.primary_metric
-    classes, positive = list(map(str, task.classes or ())), positive_class(task)
+    classes, positive = list(map(str, () if task.classes is None else task.classes)), positive_class(task)
     return {
         "format": FORMAT,
         "kind": "run",

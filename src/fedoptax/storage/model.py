@@ -304,4 +304,4 @@ def export_predict(task: Task) -> export.Exported:
 def _classes(task: Task, program: export.Exported) -> list[str] | None:
     if task.classes is None:
         return None
-    return list(task.classes) or list(map(str, range(program.out_avals[0].shape[-1])))
+    return list(map(str, task.classes)) or list(map(str, range(program.out_avals[0].shape[-1])))

@@ -1,5 +1,6 @@
 """Metrics: sums or collected rows over held-out examples, the resulting number, and its columns."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -51,7 +52,7 @@ def higher_is_better(name: str, stated: Mapping[str, bool]) -> bool:
     column = Column.parse(name)
     if column is not None and column.split != "train" and column.metric in stated:
         return column.summary not in ("spread", "bound") and stated[column.metric]
-    return not any(word in name.lower() for word in LOWER)
+    return not any(word.startswith(LOWER) or word.endswith(LOWER) for word in re.split(r"[\W_]+", name.lower()))
 
 
 STATIC = {"static": True}  # part of a metric's structure, as JAX sees it, not of its arrays
@@ -97,9 +98,7 @@ def mean(
     values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     weights = jnp.ones_like(values, jnp.float32) if weights is None else jnp.asarray(weights)
     if values.shape != weights.shape or not values.shape or TRACED_ROWS in values.shape[1:]:
-        raise UsageError(
-            f"values and weights must have one shape, a row per example, got {values.shape} and {weights.shape}"
-        )
+        raise UsageError(f"values and weights must be one row per example, got {values.shape} and {weights.shape}")
     sums = jnp.where(weights > 0, weights * values, 0), weights
     rows = tuple(jnp.sum(a.reshape(len(a), -1), axis=1, dtype=jnp.float32) for a in sums)
     return Metric(rows, _divide, higher_is_better, format)

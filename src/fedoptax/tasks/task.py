@@ -326,7 +326,7 @@ def with_metrics(task: Task, names: str) -> Task:
     positive = positive_class(task)
 
     def more(params: Tree, batch: Batch) -> dict[str, Any]:
-        outputs, values = predict(params, batch), metrics(params, batch)
+        outputs, values = predict(params, batch), dict(metrics(params, batch))
         values |= {name: METRICS[name](outputs, batch[label], positive) for name in chosen if name != "confusion"}
         names = task.classes or list(map(str, range(outputs.shape[-1])))
         return values | (confusion(outputs, batch[label], names) if "confusion" in chosen else {})

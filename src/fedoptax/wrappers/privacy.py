@@ -45,16 +45,10 @@ class PrivateUpload(NamedTuple):
 
 
 def with_privacy(
-    algorithm: FedAlgorithm,
-    clip: Number,
-    noise_multiplier: Number,
-    delta: float,
-    target_quantile: Number | None = None,
-    clip_lr: Number = 0.2,
-    bit_noise: Number | None = None,
-    nonnegative: Sequence[str] | None = None,
-    seed: int | None = 0,
-) -> FedAlgorithm:
+    algorithm: FedAlgorithm, clip: Number, noise_multiplier: Number, delta: float,
+    target_quantile: Number | None = None, clip_lr: Number = 0.2, bit_noise: Number | None = None,
+    nonnegative: Sequence[str] | None = None, seed: int | None = 0,
+) -> FedAlgorithm:  # fmt: skip
     """Make the published models differentially private, the client as a whole (McMahan et al. 2018).
 
     A client's upload, as a change against what it received, is clipped: all its numbers together to 2-norm C. The mean
@@ -196,7 +190,7 @@ def _check_upload(upload: Tree, nonnegative: Sequence[str], must_know_all: bool)
             raise UsageError(f"algorithm must only upload floating-point numbers, got {leaf.dtype} at {keystr(path)}")
     for path, _ in leaves:  # only now: no setting helps where whole numbers are sent
         field = uploads.field_of(path)
-        is_known = field is None or field in uploads.VECTORS or uploads.is_nonnegative(path, nonnegative)
+        is_known = field in uploads.VECTORS or uploads.is_nonnegative(path, nonnegative)
         if must_know_all and not is_known:
             needed = "the upload's fields that noise must not make negative, or be ()"
             raise UsageError(f"nonnegative must name {needed}: '{field}' may hold second moments")

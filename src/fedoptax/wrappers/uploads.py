@@ -19,7 +19,7 @@ from jax.tree_util import GetAttrKey, tree_map_with_path
 
 from fedoptax import tree
 from fedoptax.algorithm import BatchList, FedAlgorithm, Minibatches, Tree
-from fedoptax.errors import check_int
+from fedoptax.errors import UsageError, check_int
 
 VECTORS = ("delta", "params", "control_delta", "gradient", "m")
 """Fields of this package's uploads that are shaped like the model and may have any sign."""
@@ -73,6 +73,8 @@ def known_part(message: Tree, upload: Tree, fields: Sequence[str] | None = None)
         received = [place for place in places if _form(place) == _form(getattr(upload, name))]
         if received:
             known[name] = jax.tree.map(lambda a: a if is_floating(a) else jnp.zeros_like(a), received[0])
+        elif name == "params":
+            raise UsageError("algorithm must send its parameters in a field 'params', as it uploads them")
     return nothing._replace(**known) if known else nothing
 
 
