@@ -11,8 +11,9 @@ from fedoptax.cli.options import ReportForm
 from fedoptax.cli.printing import print_table
 from fedoptax.errors import RunError, shorten
 from fedoptax.experiments.comparison import Compared
+from fedoptax.experiments.grids import split_weighting
 from fedoptax.experiments.parsing import format_value
-from fedoptax.experiments.tuning import SearchResult, split_weighting
+from fedoptax.experiments.tuning import SearchResult
 from fedoptax.report import write_report
 from fedoptax.report.report import load_report
 from fedoptax.report.searches import edge_warnings, load_searches

@@ -15,7 +15,7 @@ from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.errors import UsageError
 from fedoptax.experiments import comparison, tuning
 from fedoptax.experiments.build import build, by_algorithm
-from fedoptax.experiments.grids import RANGES, choose_grids
+from fedoptax.experiments.grids import RANGES, choose_grids, split_weighting
 from fedoptax.experiments.presets import Settings, find_grid
 from fedoptax.experiments.workers import open_executor
 from fedoptax.names import split_algorithms
@@ -118,7 +118,7 @@ def _note_weighting(names: list[str], settings: Settings, weighting: str) -> Non
     others = list[str]()
     for name in names:
         with suppress(UsageError):  # of a wrong value, which is refused later, or one that is searched
-            values = tuning.split_weighting(settings.hyperparameters[name])["hyperparameters"]
+            values = split_weighting(settings.hyperparameters[name])["hyperparameters"]
             others += [name] if build(name, values).weighting != weighting else []
     if others and weighting != "paper":
         note = f"not in the paper of {', '.join(others)}; --weighting paper follows each paper"

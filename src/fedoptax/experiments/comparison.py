@@ -15,7 +15,7 @@ from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
 from fedoptax.experiments import tuning
 from fedoptax.experiments.build import Algorithms, find_constructor, name_algorithms
-from fedoptax.experiments.grids import RANGES, complete_grid
+from fedoptax.experiments.grids import RANGES, complete_grid, split_weighting
 from fedoptax.experiments.presets import choose_settings, describe_rates
 from fedoptax.experiments.record import split_options
 from fedoptax.experiments.selection import make_watch
@@ -197,7 +197,7 @@ def _check(task: Task, comparison: Comparison) -> None:
             tuning.check_search(task, comparison.tunings[name])
         else:
             values = comparison.hyperparameters[name]
-            with_rate(rounds, task, tuning.split_weighting(values)["hyperparameters"])
+            with_rate(rounds, task, split_weighting(values)["hyperparameters"])
             make_plan(rounds, task, tuning.PointMaker(name, values, comparison.options)({}).algorithm, name)
 
 

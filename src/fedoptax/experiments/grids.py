@@ -64,6 +64,12 @@ def complete_grid(make: Constructor, values: Mapping[str, Any], fixed: Collectio
     return Zoom({**grid, **rates}, budget) if rates else grid
 
 
+def split_weighting(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `fedoptax.run` for a point: its hyper-parameters and, if it was searched, its weighting."""
+    weighting = {WEIGHTING: values[WEIGHTING]} if WEIGHTING in values else {}
+    return {"hyperparameters": {name: value for name, value in values.items() if name != WEIGHTING}, **weighting}
+
+
 def parse_grids(values: Mapping[str, str], algorithms: Iterable[str]) -> dict[str, Grid]:
     """Return the grids of some algorithms, each of the names that it has; `ALGORITHM.NAME` is for one algorithm.
 

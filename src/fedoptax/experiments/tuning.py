@@ -300,17 +300,11 @@ def run_point(
         source, maker = folder if rounds_of(folder) else None, makers[name]
         where = {"label": name, "out": folder, "overwrite": source is None, "resume_from": source}
         where["wrappers"] = maker.wrappers  # a baseline has none
-        options = {**options, **split_weighting({**maker.fixed, **values}), **where, "progress": progress}
+        options = {**options, **grids.split_weighting({**maker.fixed, **values}), **where, "progress": progress}
         result = simulate(task, maker(values, options.get("seed", 0)), *split_options(options), name)
         if result.signal:
             raise Interrupted(replace(result, message=result.message or f"stopped after {folder}"))
     return read_summary(folder)
-
-
-def split_weighting(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `fedoptax.run` for a point: its hyper-parameters and, if it was searched, its weighting."""
-    weighting = {WEIGHTING: values[WEIGHTING]} if WEIGHTING in values else {}
-    return {"hyperparameters": {name: value for name, value in values.items() if name != WEIGHTING}, **weighting}
 
 
 def shared_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -344,9 +338,8 @@ def check_same(path: Path, stored: Any, wanted: Any, kind: str) -> None:
     if old != new:
         raise RunError(f"'{path}' belongs to another {kind}; choose another folder")
     names, task = new.get("algorithms") or [new["algorithm"]], new["task"]
-    own = sorted({*names} - {*ALGORITHMS, *BASELINES})  # which are known by name alone, as is an own task
-    own += [f"task '{task['name']}'"] if len(task) == 1 else []
-    if own:
+    own = sorted({*names} - {*ALGORITHMS, *BASELINES})
+    if own := own + ([f"task '{task['name']}'"] if len(task) == 1 else []):  # they are known by name alone
         note = "note: runs in '%s' are not repeated; if %s was changed, pass overwrite=True"
         logging.getLogger("fedoptax").warning(note, path.parent, ", ".join(own))
 
@@ -378,7 +371,7 @@ class PointMaker:
         """Return the point of these values in runs of a seed, which matters with privacy."""
         free = {name: float(value) for name, value in values.items() if is_number(value)}
         words = {name: value for name, value in values.items() if name not in {*free, WEIGHTING}}
-        fixed = {**split_weighting(self.fixed)["hyperparameters"], **words}
+        fixed = {**grids.split_weighting(self.fixed)["hyperparameters"], **words}
 
         def make(**numbers: Any) -> FedAlgorithm:
             return wrap(build(self.algorithm, {**fixed, **numbers}), **self.wrappers, seed=seed)
