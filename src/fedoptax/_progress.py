@@ -65,7 +65,7 @@ def _lines(description: str, total: int, each: int) -> Update:
 
 
 def part_of(update: Update, index: int, count: int, before: int, rounds: int, what: str) -> Update:
-    """Make the update of run `index` of `count`, of `rounds` rounds after `before`, from the update of all of them."""
+    """Turn the update of all runs into that of run `index` of `count`; the runs before it have `before` rounds."""
 
     def of_run(done: int, note: str) -> None:
         about = ", ".join(filter(None, (what, f"round {done} of {rounds}", note)))

@@ -121,7 +121,7 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
-    """Check that `value` is one of `allowed`; the message names the nearest, for `lr` all that end so."""
+    """Check that `value` is one of `allowed`; the message names the nearest, for `lr` all with that word."""
     if not (isinstance(value, str) and value in allowed):
         near = [name for name in allowed if value in name.split("_")] or get_close_matches(str(value), allowed, n=1)
         hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""

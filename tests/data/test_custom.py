@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from fedoptax.data.custom import from_arrays, load_file
+from fedoptax.data.custom import load_file
 from fedoptax.data.datasets.source import Source, holdout
 from fedoptax.data.schema import Schema
 from fedoptax.tasks import load_task
@@ -85,7 +85,6 @@ def test_vectors_are_the_same_in_every_format(tmp_path, names):
         path = write_table(tmp_path / f"a{suffix}", train, test)
         assert_same(load_file(path, split="part"), expected)
     assert len(load_task(f"file:{path}", split="part").test["y"]) == 12
-    assert_same(from_arrays(*train, test=test), expected)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -99,8 +98,6 @@ def test_images_are_the_same_in_every_format(tmp_path, channels):
     np.testing.assert_array_equal(expected.train["x"], train.x)
     assert expected.class_names == ("0", "1", "10") and list(expected.test_groups) == list(test.client)
     assert_same(load_file(write_npz(tmp_path / "a.npz", train, test)), expected)
-    of_pillow = [Image.fromarray(x.squeeze()) for x in train.x]
-    assert_same(from_arrays(of_pillow, train.y.astype(int), train.client, test=test), expected)
 
 
 def test_images_are_turned_upright_and_must_have_one_size(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 
 import fedoptax as fx
 from fedoptax.data.check import check, fetch
-from fedoptax.data.custom import from_arrays, load_file
+from fedoptax.data.custom import load_file
 from fedoptax.data.files import find_data_dir
 from fedoptax.data.heterogeneity import label_counts
 from fedoptax.data.partition import (
@@ -53,6 +53,9 @@ FEDERATIONS = [
     (lambda: fx.FederatedData.from_clients([{"x": np.ones(2)}, {"y": np.ones(2)}]), DataError, "client 1"),
     (lambda: fx.FederatedData.from_clients([{"x": np.ones(2), "y": np.ones(3)}]), DataError, "client 0"),
     (lambda: fx.FederatedData.from_clients([{"x": np.array([1, NAN])}]), DataError, "client 0"),
+    (lambda: fx.FederatedData.from_clients([{"x": np.array([1, 2**31])}]), DataError, "client 0: field 'x', row 2"),
+    (lambda: fx.FederatedData.from_clients([{"x": np.ma.masked_equal([1, 2], 2)}]), DataError, "client 0: .* masked"),
+    (lambda: fx.FederatedData.from_clients([{"x": np.ones(2, ">f4")}]), DataError, "client 0: .* native"),
     (lambda: fx.FederatedData.from_clients([{"mask": np.ones(2)}]), DataError, "client 0: field"),
     (lambda: fx.FederatedData.from_clients([{"x": [[1, 2], [3]]}]), DataError, "client 0: field"),
     (lambda: fx.FederatedData.from_clients(None), UsageError, "clients"),
@@ -91,11 +94,6 @@ CUSTOM = [
     (lambda: load_file("nowhere.npz", test_fraction=1.0), UsageError, "test_fraction"),
     (lambda: load_file(None), UsageError, "path"),
     (lambda: load_file("nowhere.csv", client=["a"]), UsageError, "client"),
-    (lambda: from_arrays([1, 2], [0, 1], ["a"]), DataError, "arrays"),
-    (lambda: from_arrays([], []), DataError, "arrays has no"),
-    (lambda: from_arrays([[1], [1, 2]], [2, 2]), DataError, "train: x cannot"),
-    (lambda: from_arrays([1], [2.5]), DataError, "train: y, row 1"),
-    (lambda: from_arrays([1], [2], image_size=8), UsageError, "image_size"),
 ]  # fmt: skip
 
 

@@ -170,6 +170,7 @@ def test_odd_columns(tmp_path, kind):
         (("[columns]", "[colums]"), "schema"),
         (("client =", "cliant ="), "client"),
         (('start = "2021', 'start = "soon 2021'), "start"),
+        (('["0_no", "1_yes"]', '"01"'), "classes must be of type list"),
     ],
 )
 def test_a_wrong_entry_of_a_schema_is_named(table, change, words):

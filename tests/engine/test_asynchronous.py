@@ -130,6 +130,8 @@ def test_the_schedule_is_that_of_clients_at_work():
             earliest = 0.0 if start == 0 else ends[start - 1]
             assert ends[step] >= earliest + seconds[client] - 1e-9
             begun[client] = step + 1
+    starts = (np.arange(rounds)[:, None] - made.staleness).ravel()
+    np.testing.assert_array_equal(np.bincount(starts)[:100], made.sent[:100])  # all of which have been answered
     assert made.slot.max() < concurrency
     np.testing.assert_allclose(made.weights, (1 + made.staleness) ** -0.5)
     # as many work at any time as may: so much work is done

@@ -11,7 +11,7 @@ from fedoptax.data.federated import FederatedData
 from fedoptax.models import Model, autoencoder
 from fedoptax.tasks.images import crop, reconstruction, standardize
 from fedoptax.tasks.task import Task
-from fedoptax.tasks.text import bag_of_words, next_token, recall, tag_indicators
+from fedoptax.tasks.text import bag_of_words, next_token, recall
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -69,8 +69,6 @@ def test_bag_of_words_is_a_mean_over_all_words_of_the_post():
     words = jnp.asarray([5, 0, 1])
     bag = jax.jit(bag_of_words, static_argnums=(2, 3))(ids, words, 4, jnp.float32)
     np.testing.assert_allclose(bag, [[0.2, 0, 0.4, 0], [0, 0, 0, 0], [0, 1, 0, 0]], rtol=1e-6)
-    tags = jax.jit(tag_indicators, static_argnums=(1, 2))(ids, 4, jnp.float32)
-    np.testing.assert_array_equal(tags, [[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 0]])
 
 
 def test_recall_counts_all_tags_of_the_test_set():

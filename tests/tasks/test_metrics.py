@@ -160,13 +160,15 @@ def describe(metric: Any) -> Any:
     return describe_metrics(task), column_names(task, None, evaluation_data(task))
 
 
-def images(y: np.ndarray) -> fx.Task:
+def images(y: np.ndarray, test_y: Any = None) -> fx.Task:
     clients = fx.FederatedData.from_clients([{"x": np.zeros((len(y), 4)), "y": y}])
-    return fx.tasks.image_classification("own", fx.models.mlp((4,), 2), 1.0, clients, None)
+    test = None if test_y is None else {"x": np.zeros((len(test_y), 4)), "y": test_y}
+    return fx.tasks.image_classification("own", fx.models.mlp((4,), 2), 1.0, clients, test)
 
 
 test_labels_that_are_no_classes_are_refused = refusals([
     *((partial(images, y), "y of task 'own' must be classes") for y in (np.array([-1, 1]), np.zeros((2, 1), int))),
+    (partial(images, np.array([0, 1]), np.array([1, -1])), "y of task 'own' must be classes"),
     (partial(fx.with_metrics, images(np.array([0, 1])), ["auroc"]), "metrics must be"),
 ])  # fmt: skip
 test_a_metric_of_another_shape_is_refused_by_name = refusals([

@@ -55,6 +55,7 @@ def test_only_responses_are_learned(folder, caplog):
     alone = as_sequences([{"prompt": "", "completion": "ab"}] * 2, tokenizer, 8)
     assert len(alone["x"]) == 2, "completions are sequences of their own"
     refused(lambda: tokenizer.encode({"messages": '[{"role": "user"}]'}), "messages must be a list of objects")
+    refused(lambda: tokenizer.encode({"messages": [{"role": "user", "content": None}]}), "content (text), got")
     packed = as_sequences([{"text": "abc"}, {"text": "defg"}], tokenizer, 4)
     assert packed["x"].shape == (2, 4) and (packed["y"] != IGNORED).sum() == 8, "9 tokens with two ends, joined"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedoptax.tasks.task import Task
 
-FAR = 2.0  # how many times its start a training loss is far above it
+LARGE_INCREASE = 2.0  # how many times its start a training loss is far above it
 
 
 def print_summary(folder: Path, as_json: bool) -> None:
@@ -53,7 +53,7 @@ def warn_if_loss_increased(task: "Task", losses: Mapping[str, float | None], opt
 
     start = initial_loss(task, options.get("seed", 0), options["batch_size"])
     for name, end in losses.items():
-        if end is not None and 0 < start < end / FAR:
+        if end is not None and 0 < start < end / LARGE_INCREASE:
             rise = f"ends with train_loss {end:.4g}, far above the {start:.4g} before the first round"
             print(f"warning: {name} {rise}: its learning rates may be too high", file=sys.stderr)
 

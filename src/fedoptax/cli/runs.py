@@ -24,7 +24,7 @@ from fedoptax.experiments.workers import open_executor
 from fedoptax.names import BASELINES
 from fedoptax.storage.checkpoint import least_total
 from fedoptax.storage.config import read_config
-from fedoptax.storage.folder import ENDED, MARKS, Status, read_summary
+from fedoptax.storage.folder import ENDED, MARKS, Status, is_finished, read_summary
 from fedoptax.tasks.task import Task
 
 RESUMED = {*options_of(RunOptions), "wrappers", "trackers", "rates", "command"} - {"mesh"}
@@ -106,7 +106,8 @@ def resume(options: ResumeForm) -> None:
 def _resume_run(folder: Path, data_dir: Path | None, changes: Mapping[str, Any]) -> None:
     """Continue a run; of several processes only the first needs the folder, and sends its config to the others."""
     config: Any = broadcast(run_on_all_or_fail(lambda: _read_config(folder, changes) if is_leader() else None))
-    if not changes and not is_distributed() and (status := read_summary(folder).get("status")) in ENDED:
+    status = read_summary(folder)["status"] if is_finished(folder) else None
+    if not changes and not is_distributed() and status in ENDED:
         ended = "is finished, nothing to do; --rounds N continues it"
         print(f"'{folder}' {ended if status == Status.COMPLETED else status}", file=sys.stderr)
         return print_summary(folder, False)

@@ -41,10 +41,10 @@ def compare(options: CompareForm) -> None:
     chosen = choose_grids(_grid(options, names), options.set_, names, options.budget) if options.tune else {}
     grids = {name: grid for name, grid in chosen.items() if grid}  # the others have nothing to search
     task, settings, run = set_up(options, names, "compare")
-    here = tuning.shared_options({key: value for key, value in run.items() if key not in ("out", "overwrite")})
+    compared = tuning.shared_options({key: value for key, value in run.items() if key not in ("out", "overwrite")})
     seeds = list(map(int, options.seeds.split(",")))
     seeds = seeds if len(seeds) > 1 else list(range(*seeds))
-    tuned = _best_of_searches(options, names, task, settings, here | {"seeds": seeds})
+    tuned = _best_of_searches(options, names, task, settings, compared | {"seeds": seeds})
     if twice := [key for key in options.grid if key.rpartition(".")[0] in tuned]:
         raise UsageError(f"grid: {twice[0]} is of an algorithm that `from` has searched")
     grids = {name: grid for name, grid in grids.items() if name not in tuned}
@@ -82,11 +82,11 @@ def tune(options: TuneForm) -> None:
 
 
 def _best_of_searches(
-    options: CompareForm, names: list[str], task: Task, settings: Settings, here: Mapping[str, Any]
+    options: CompareForm, names: list[str], task: Task, settings: Settings, compared: Mapping[str, Any]
 ) -> dict[str, bool]:
     """Put the best points of searches into the settings, unless typed; return of each whether its rates are tuned.
 
-    It warns of searches under other options than `here`, and by one of its `seeds`.
+    It warns of searches under other options than `compared`, and by one of its `seeds`.
     """
     tuned, typed = dict[str, bool](), by_algorithm("set", options.set_, names)
     for folder in options.from_:
@@ -102,10 +102,12 @@ def _best_of_searches(
             raise UsageError(f"from: '{folder}' is a second search for {name}")
         if result.points_done < result.search.size:
             raise UsageError(f"from: '{folder}' is not finished: fedoptax resume {folder}")
-        there, about = result.search.options, options_of(RunOptions)
+        searched, about = result.search.options, options_of(RunOptions)
         footing = ["wrappers", *(n for n in about if about[n].changes_result and not n.startswith("eval_"))]
-        unlike = [f"{n} {there.get(n)}, not {here.get(n)}" for n in footing if there.get(n) != here.get(n)]
-        unlike += ["a seed of the comparison"] if result.search.seed in here["seeds"] else []
+        unlike = [
+            f"{n} {searched.get(n)}, not {compared.get(n)}" for n in footing if searched.get(n) != compared.get(n)
+        ]
+        unlike += ["a seed of the comparison"] if result.search.seed in compared["seeds"] else []
         if unlike:
             print(f"warning: the search for {name} was with {'; '.join(unlike)}", file=sys.stderr)
         settings.hyperparameters[name] = result.hyperparameters | typed[name]

@@ -1,4 +1,4 @@
-"""Your own data: files of arrays, tables, folders of images, and arrays in memory.
+"""Your own data: files of arrays, tables, and folders of images.
 
 Whatever the format, the same data gives the same `Source`: classes are numbered in sorted order, by value if all are
 whole numbers, else as text (or in the order that the data state); client ids are int64 if all are whole numbers, else
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fedoptax.data import readers
 from fedoptax.data.datasets.source import Source, holdout
@@ -89,44 +88,13 @@ def load_file(
     return holdout(source, test_fraction, seed, schema is not None) if test_fraction else source
 
 
-def from_arrays(
-    x: Any, y: ArrayLike, client: ArrayLike | None = None, *, test: tuple[Any, ...] | None = None,
-    image_size: readers.Size | None = None,
-) -> Source:  # fmt: skip
-    """Take examples that you have loaded, for instance by PyTorch or Hugging Face's `datasets`.
-
-    Args:
-      x: numbers (n, …), images with the channels last; or n images of Pillow.
-      y: the labels (n,), whole numbers or text.
-      client: the client of each example (n,), whole numbers or text; None for no clients.
-      test: the same three, or two, of a test part.
-      image_size: as in `load_file`, for images of Pillow.
-
-    Raises:
-      UsageError, DataError: the arrays do not fit each other, or hold no numbers of one shape.
-    """
-
-    def read(where: str, x: Any, y: ArrayLike, client: ArrayLike | None = None) -> _Part:
-        if is_image := hasattr(next(iter(x), None), "getbands"):
-            array = readers.stack_images(((f"{where}: image {i}", image) for i, image in enumerate(x)), image_size)
-        else:
-            with readers.reading(f"{where}: x", "numbers of one shape"):
-                array = readers.as_numbers(f"{where}: x", x)
-        if image_size is not None and not is_image:
-            raise UsageError(f"image_size applies to images of Pillow, got {type(x).__name__}")
-        ids = None if client is None else _as_names(f"{where}: client", client)
-        return _Part(array, _as_names(f"{where}: y", y), ids)
-
-    return _build("arrays", read("train", x, y, client), *([] if test is None else [read("test", *test)]))
-
-
 def _load_arrays(path: Path, features: str = "x", label: str = "y", client: str | None = None) -> Source:
     with readers.open_archive(path) as archive:
         client = "client" if client is None and "client" in archive else client
         names = [name for name in (features, label, client) if name is not None]
         ends = ("", "_test") if any(f"{name}_test" in archive for name in names) else ("",)
         readers.check_columns(path, archive.files, [f"{name}{end}" for end in ends for name in names])
-        columns = [[(f"{path}: '{name}{end}'", archive[f"{name}{end}"]) for name in names] for end in ends]
+        columns = [[(f"{path}: '{n}{end}'", np.atleast_1d(archive[f"{n}{end}"])) for n in names] for end in ends]
     parts = [_Part(readers.as_numbers(*x), _as_names(*y), *(_as_names(*c) for c in rest)) for x, y, *rest in columns]
     return _build(str(path), *parts)
 
@@ -174,16 +142,16 @@ def _load_table(
 
 
 def _load_images(root: Path, image_size: readers.Size | None = None) -> Source:
-    top = {entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
-    if "train" in top and (others := top - {"train", "test"}):
-        raise DataError(f"{root} must have no folder besides train and test, got {min(others)!r}")
-    folders = [root / name for name in ("train", "test") if name in top] if "train" in top else [root]
+    top = {e.name.lower(): e for e in root.iterdir() if e.is_dir() and not e.name.startswith(".")}
+    if "train" in top and (others := top.keys() - {"train", "test"}):
+        raise DataError(f"{root} must have no folder besides train and test, got {top[min(others)].name!r}")
+    folders = [top[name] for name in ("train", "test") if name in top] if "train" in top else [root]
     files = [readers.find_images(folder) for folder in folders]
     if wrong := [p for folder, part in zip(folders, files) for p in part if len(p.relative_to(folder).parts) != 3]:
         raise DataError(f"{wrong[0]}: images must be at client/class/image")
     if not files[0]:
         raise DataError(f"{root} has no training images ({', '.join(sorted(readers.IMAGES))}) at client/class/")
-    images = readers.stack_images([(str(path), path) for part in files for path in part], image_size)
+    images = readers.stack_images([path for part in files for path in part], image_size)
     train, *test = [
         _Part(x, [path.parent.name for path in part], [path.parent.parent.name for path in part])
         for part, x in zip(files, np.split(images, [len(files[0])]))
@@ -197,10 +165,10 @@ def _as_names(where: str, values: Any) -> list[str]:
     for row, value in enumerate(values):
         is_time = isinstance(value, np.datetime64 | np.timedelta64)  # of which item() may make a whole number
         name = value.item() if getattr(value, "ndim", None) == 0 and not is_time else value
-        name = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+        name = name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name
         if not isinstance(name, str | int) or name == "":
             raise DataError(f"{where}, row {row + 1}: a whole number or text is needed, got {shorten(repr(name), 40)}")
-        names.append(str(name))
+        names.append(str(name).encode(errors="backslashreplace").decode())
     return names
 
 

@@ -184,10 +184,10 @@ def as_fields(where: str, examples: Any) -> dict[str, np.ndarray]:
             raise DataError(f"{field} must be an array: {shorten(error)}") from error
         # of kind V are bfloat16 and other floats that NumPy does not know
         is_real = array.dtype.kind in "fc" or array.dtype.name.startswith(("bfloat", "float"))
-        if not is_real and array.dtype.kind not in "biu":
-            raise DataError(f"{field} must hold numbers or booleans, got {array.dtype}")
-        if is_real and (row := _first_not_finite(array)) is not None:
-            raise DataError(f"{field}, row {row + 1}: holds NaN or infinity")
+        if (not is_real and array.dtype.kind not in "biu") or np.ma.is_masked(array) or not array.dtype.isnative:
+            raise DataError(f"{field} must hold native numbers or booleans, none masked, got {array.dtype}")
+        if (is_real or array.itemsize > 4) and (row := _first_unusable_row(array)) is not None:
+            raise DataError(f"{field}, row {row + 1}: holds NaN, infinity or a whole number beyond 32 bits")
     lengths = {name: len(array) if array.ndim else 0 for name, array in fields.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise DataError(f"{where}: fields must have equal lengths and at least one example, got {lengths}")
@@ -209,13 +209,14 @@ def _fields_of_clients(clients: Any) -> Iterator[dict[str, np.ndarray]]:
         raise DataError(_NO_CLIENTS)
 
 
-def _first_not_finite(array: np.ndarray) -> int | None:
-    """Return the first row of `array` with NaN or infinity, or None."""
+def _first_unusable_row(array: np.ndarray) -> int | None:
+    """Return the first row with NaN, infinity or a whole number that JAX's 32 bits would wrap, or None."""
     array = np.atleast_1d(array)
     for start in range(0, len(array), _CHECKED_ROWS):
-        is_finite = np.isfinite(array[start : start + _CHECKED_ROWS])
-        if not is_finite.all():
-            return start + int(np.argwhere(~is_finite)[0][0])
+        rows = array[start : start + _CHECKED_ROWS]
+        is_usable = rows == rows.astype(f"{rows.dtype.kind}4") if rows.dtype.kind in "iu" else np.isfinite(rows)
+        if not is_usable.all():
+            return start + int(np.argwhere(~is_usable)[0][0])
     return None
 
 

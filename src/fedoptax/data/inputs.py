@@ -118,10 +118,11 @@ def _convert(name: str, values: Any, form: Any, inputs: Mapping[str, Any]) -> np
 
 def _decode(files: Sequence[Path], white: float, form: Any) -> dict[str, np.ndarray]:
     height, width, channels = form.shape
-    images = readers.stack_images([(str(file), file) for file in files], (height, width)).astype(np.float32)
+    images = readers.stack_images(files, (height, width)).astype(np.float32)
     if channels == 1 and images.shape[-1] == 3:
         images = images @ np.array([[0.299], [0.587], [0.114]], np.float32)  # as Pillow does (ITU-R 601-2)
-    images = np.broadcast_to(images, (*images.shape[:3], channels)) * np.float32(white / 255)
+    with readers.reading("a folder of images", f"images of {channels} channels"):
+        images = np.broadcast_to(images, (*images.shape[:3], channels)) * np.float32(white / 255)
     return {"x": (images if np.issubdtype(form.dtype, np.floating) else np.rint(images)).astype(form.dtype)}
 
 

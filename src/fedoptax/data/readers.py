@@ -5,7 +5,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
@@ -25,6 +25,7 @@ THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(\.[0-9]{3}|(\.[0-9]{3})+,[0-9]+)")
 TABLES = {".csv": ",", ".tsv": "\t", ".parquet": None}
 """The endings of tables, and what separates the cells."""
 IMAGES = {".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
+IMAGES |= {".avif", ".heic", ".heif"}  # an error where Pillow cannot read them, not left out
 
 Size = int | tuple[int, int]
 """Pixels: height and width, or one number for a square."""
@@ -49,7 +50,8 @@ def read_frame(path: Path, texts: Sequence[str], rows: int | None = None, /, **c
             import pyarrow.parquet
 
             with pyarrow.parquet.ParquetFile(path) as file:  # read_table refuses a name twice in its own words
-                frame = file.read().slice(0, rows).to_pandas(ignore_metadata=True, integer_object_nulls=True)
+                table = file.read() if rows is None else file.schema_arrow.empty_table()
+                frame = table.to_pandas(ignore_metadata=True, integer_object_nulls=True)
             frame = frame.rename(columns=lambda name: name.removeprefix("\ufeff"))
             return frame.filter(regex="^(?!__index_level_[0-9]+__$)")  # what pandas calls an index without a name
         with warnings.catch_warnings():
@@ -203,8 +205,8 @@ def find_images(root: Path) -> list[Path]:
         return sorted(images_in(root), key=lambda path: path.parts)
 
 
-def stack_images(images: Iterable[tuple[str, Any]], image_size: Size | None) -> np.ndarray:
-    """Decode files or Pillow images, upright: uint8 (n, height, width, 1), or 3 channels if one has colour.
+def stack_images(files: Iterable[Path], image_size: Size | None) -> np.ndarray:
+    """Decode image files, upright: uint8 (n, height, width, 1), or 3 channels if one has colour.
 
     A grey image among coloured ones has its channel three times, transparency is dropped, palettes are looked up.
     Images of more than 8 bits per channel or of several pages or frames are refused, but for previews in photographs.
@@ -215,13 +217,12 @@ def stack_images(images: Iterable[tuple[str, Any]], image_size: Size | None) -> 
     for side in size or ():
         check_int("image_size", side, 1, 10_000)
     arrays: list[np.ndarray] = []
-    for name, image in images:
-        opening: Any = Image.open if isinstance(image, Path) else nullcontext
-        with reading(name, "an image"), opening(image) as opened:
+    for file in files:
+        with reading(file, "an image"), Image.open(file) as opened:
             if opened.mode.startswith(("I", "F")) or _is_deep(opened):
                 raise ValueError(f"8 bits per channel are needed, got more, read as mode {opened.mode}")
             if getattr(opened, "is_animated", False) and opened.format != "MPO":  # a JPEG with previews
-                raise ValueError(f"one page or frame is needed, got {opened.n_frames}")
+                raise ValueError("one page or frame is needed, got several")
             upright = ImageOps.exif_transpose(opened).convert("L" if opened.mode in ("1", "L", "LA") else "RGB")
             if size is not None:
                 height, width = size
@@ -229,7 +230,7 @@ def stack_images(images: Iterable[tuple[str, Any]], image_size: Size | None) -> 
         arrays.append(np.asarray(upright).reshape(upright.height, upright.width, -1))
         if arrays[-1].shape[:2] != arrays[0].shape[:2]:
             first = "×".join(map(str, arrays[0].shape[:2]))
-            raise DataError(f"{name} must have {first} pixels as the first image, unless image_size= resizes them")
+            raise DataError(f"{file} must have {first} pixels as the first image, unless image_size= resizes them")
     channels = max(array.shape[2] for array in arrays)
     return np.stack([np.broadcast_to(array, (*array.shape[:2], channels)) for array in arrays])
 

@@ -65,6 +65,7 @@ class ColumnSchema:
         defaults |= {"format": DATES[0]} if self.kind == "date" else {}
         for name, default in defaults.items():
             object.__setattr__(self, name, getattr(self, name) or default)
+        check_type("categories", self.categories, list | tuple)
         object.__setattr__(self, "categories", tuple(self.categories))
         check_choice("missing", self.missing, MISSING[self.kind])
         check_choice("scale", self.scale, ("standard", "none"))
@@ -134,6 +135,7 @@ class Target:
     def __post_init__(self) -> None:
         check_type("target: column", self.column, str)
         check_choice("target: kind", self.kind, ("class", "number"))
+        check_type("target: classes", self.classes, list | tuple)
         object.__setattr__(self, "classes", tuple(self.classes))
         if not all(isinstance(name, str) for name in self.classes) or len(set(self.classes)) < len(self.classes):
             raise UsageError(f"target: classes must be different texts, got {list(self.classes)}")

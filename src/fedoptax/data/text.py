@@ -88,8 +88,8 @@ class TextTokenizer:
         raise DataError(f"an example must have text, messages, or prompt and completion, got {shorten(example)}")
 
     def _encode_conversation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
-        if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
-            raise DataError(f"messages must be a list of objects with role and content, got {shorten(messages)}")
+        if not isinstance(messages, list) or not all(map(_is_message, messages)):
+            raise DataError(f"messages must be a list of objects with role and content (text), got {shorten(messages)}")
         whole = self.render(messages)
         spans = []
         for i, message in enumerate(messages):
@@ -102,6 +102,10 @@ class TextTokenizer:
         encoding = self.tokenizer.encode(whole, add_special_tokens=False)
         starts = [start for start, _ in encoding.offsets]
         return encoding.ids, [any(low <= start < high for low, high in spans) for start in starts]
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and ("tool_calls" in message or isinstance(message.get("content"), str))
 
 
 def as_sequences(examples: Iterable[Mapping], tokenizer: TextTokenizer, context: int) -> dict[str, np.ndarray]:
@@ -140,7 +144,7 @@ def read_texts(path: Path, client: str = "client") -> dict[str, list[dict[str, A
     """
     clients: dict[str, list[dict[str, Any]]] = {}
     if path.is_dir():
-        for file in sorted(path.rglob("*.txt")):
+        for file in sorted(path.rglob("*.[tT][xX][tT]")):
             *folders, name = file.relative_to(path).with_suffix("").parts
             name = folders[0] if folders else name
             if any(part.startswith(".") for part in (*folders, file.name)):
@@ -149,7 +153,7 @@ def read_texts(path: Path, client: str = "client") -> dict[str, list[dict[str, A
                 clients.setdefault(name, []).append({"text": file.read_text(encoding="utf-8-sig")})
     else:
         for number, row in enumerate(_read_rows(path, client), 1):
-            if not isinstance(row, dict) or row.get(client) in (None, ""):
+            if not isinstance(row, dict) or row.get(client) in (None, "") or row[client] != row[client]:  # NaN
                 columns = ", ".join(row) if isinstance(row, dict) else type(row).__name__
                 raise UsageError(f"client_column '{client}' must be filled in {path}; row {number} has {columns}")
             clients.setdefault(str(row[client]).strip(), []).append(row)

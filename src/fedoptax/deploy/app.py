@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from fedoptax import __version__
 from fedoptax._files import write_atomically
 from fedoptax.deploy.config import TABLE, Deployment, build_task, from_table, is_own_function, to_table
-from fedoptax.deploy.tables import ANY_PREPARED, build_table_task
+from fedoptax.deploy.tables import PLACEHOLDER, build_table_task
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import UsageError, check_int
 
@@ -79,7 +79,7 @@ def check_task(folder: Path, nodes: int) -> None:
         for module in [module for module in sys.modules if module.startswith(PACKAGE)]:
             del sys.modules[module]  # of another app
         try:
-            task = build_table_task(deployment, ANY_PREPARED) if name == TABLE else build_task(deployment)
+            task = build_table_task(deployment, PLACEHOLDER) if name == TABLE else build_task(deployment)
             check_int("clients", task.num_clients, nodes, nodes)
         except Exception as error:  # whatever a user's module raises
             raise UsageError(f"task '{name}' fails at the server: {type(error).__name__}: {error}") from error

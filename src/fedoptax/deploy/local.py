@@ -12,6 +12,7 @@ Everything listens on the loopback interface only and ends with the context.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ import tomli_w
 from fedoptax._files import write_atomically
 from fedoptax.deploy.wire import REASON, quote
 from fedoptax.errors import RunError, check_int, check_positive
+from fedoptax.experiments.signals import handled
 
 ADDRESS = "127.0.0.1"
 NAME = "local"  # of the SuperLink, in Flower's configuration
@@ -163,6 +165,7 @@ class LocalFederation:
         return process
 
 
+@handled(lambda number, frame: None, signal.SIGINT)  # a second signal would leave processes behind
 def stop(started: list[Process]) -> None:
     """End processes and their children: by SIGTERM, and after `GRACE` seconds by force.
 

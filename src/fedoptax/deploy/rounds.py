@@ -21,7 +21,7 @@ Log = Callable[[str], None]
 Clock = Callable[[], float]
 Sleep = Callable[[float], Any]
 MakeOrder = Callable[[int], Mapping[str, Any]]
-ROOM = 150  # characters that others add to a message
+RESERVED = 150  # characters that others add to a message
 
 
 class Arrived(NamedTuple):
@@ -183,7 +183,7 @@ def gather(
         when = "and too few other nodes can answer" if is_hopeless else f"within {wait_limit:.0f} s"
         text = f"no quorum: {len(report.replies)} valid replies of {workers.buffer}, {needed} are needed, {when}"
         reasons = [f"; partition {i} (node {node}): {reason}" for i, node, reason in report.faults]
-        while len(text) + sum(map(len, reasons)) > LONGEST - ROOM:  # whole reasons or none: the log has all
+        while len(text) + sum(map(len, reasons)) > LONGEST - RESERVED:  # whole reasons or none: the log has all
             reasons.pop(0)
         raise NoQuorum("".join([text, *reasons]))
     report.seconds["waiting"] = clock() - begun - sum(report.seconds.values())

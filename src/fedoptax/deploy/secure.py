@@ -116,7 +116,7 @@ def answer(
             memory |= pairs | {name: fields[name] for name in STAGES[stage]}
             memory |= {"seed": os.urandom(32), "round": order.round, "answered-shares": digest}
         of_seed, of_key = (_split(memory[name], minimum, len(members)) for name in ("seed", "mask"))
-        texts = [_way(partition, i) + seed + key for i, seed, key in zip(members, of_seed, of_key)]
+        texts = [_address(partition, i) + seed + key for i, seed, key in zip(members, of_seed, of_key)]
         boxes = [_box(memory["encryption"], key) for key in memory["encryption-keys"]]
         ciphertexts = [_array(box.encrypt(text)) for box, text in zip(boxes, texts, strict=True)]
         return {"ciphertexts": np.stack(ciphertexts)}, {}
@@ -320,7 +320,7 @@ def _box(private: bytes, public: bytes) -> Fernet:
     return Fernet(urlsafe_b64encode(_agree(private, public)))
 
 
-def _way(sender: int, receiver: int) -> bytes:
+def _address(sender: int, receiver: int) -> bytes:
     return sender.to_bytes(4) + receiver.to_bytes(4)
 
 
@@ -342,10 +342,10 @@ def _combine(shares: Iterable[np.ndarray]) -> bytes:
 def _decrypt_shares(box: Fernet, ciphertext: bytes, sender: int, partition: int) -> tuple[bytes, bytes]:
     """Return the shares of the sender's seed and key; zeros, which are no share, if the ciphertext is not sound."""
     try:
-        way, shares = (text := box.decrypt(ciphertext))[:8], text[8:]
+        address, shares = (text := box.decrypt(ciphertext))[:8], text[8:]
     except InvalidToken:
-        way, shares = b"", b""
-    if way != _way(sender, partition) or len(shares) != SEED_SHARE + KEY_SHARE:
+        address, shares = b"", b""
+    if address != _address(sender, partition) or len(shares) != SEED_SHARE + KEY_SHARE:
         shares = bytes(SEED_SHARE + KEY_SHARE)
     return shares[:SEED_SHARE], shares[SEED_SHARE:]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedoptax._files import read_json, write_json
+from fedoptax._files import read_json, reading, write_json
 from fedoptax.deploy.rounds import Network, Sleep
 from fedoptax.errors import UsageError
 from fedoptax.storage.folder import Status, read_summary
@@ -42,7 +42,7 @@ class NodeReport:
         """Return a `sleep` for a phase of a round that also writes the file, every `REPORT_EVERY` seconds."""
 
         def report_and_sleep(seconds: float) -> None:
-            if (now := time.time()) - self._written >= REPORT_EVERY:
+            if abs((now := time.time()) - self._written) >= REPORT_EVERY:  # the clock may go back
                 self._written = now
                 for partition in self._network.connected():
                     self._nodes[partition]["seen"] = now
@@ -60,7 +60,8 @@ def read_status(folder: Path) -> dict[str, Any]:
     config, now = (read_json(folder / name) if (folder / name).is_file() else {} for name in ("config.json", NODES))
     if "deployment" not in config:
         raise UsageError(f"run_folder must be the folder of a deployment that has started, got '{folder}'")
-    rounds = [json.loads(line) for line in read_lines(folder, FILE)]
+    with reading(f"'{folder / FILE}'", "the rounds of a deployment"):
+        rounds = [json.loads(line) for line in read_lines(folder, FILE)]
     recent = [line["seconds"] for line in rounds[-RECENT:] if "seconds" in line]
     means = {phase: fmean(line[phase] for line in recent) for phase in (recent or [{}])[0]}
     state = {"rounds": config["rounds"], "done": len(rounds), "seconds": means, "left_out": list_left_out(rounds)}

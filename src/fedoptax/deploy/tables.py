@@ -35,7 +35,7 @@ from fedoptax.tasks.task import Task, with_metrics
 
 LARGEST = float(np.finfo(np.float32).max)  # of a cell
 OPTIONS = ("schema", "model", "loss", "class_weight", "metrics", "test_fraction")
-ANY_PREPARED = '{"fill": [], "shift": [0], "scale": [1], "target": [1, 1], "classes": [1]}'  # of any sums, for checks
+PLACEHOLDER = '{"fill": [], "shift": [0], "scale": [1], "target": [1, 1], "classes": [1]}'  # of any sums, for checks
 
 
 def read_own(deployment: Deployment, path: Any) -> Source:

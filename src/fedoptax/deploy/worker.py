@@ -2,8 +2,8 @@
 
 Flower starts a ClientApp process for every message. `worker_app` is a ClientApp that imports no JAX: it hands the
 message to the node's worker, on a socket that only its user can open, and starts a worker where none answers. A worker
-ends with its run (after the last round, or when another run's message comes), after `IDLE` seconds without a message,
-and with the node. If it is killed, the message goes to a new one: a repeated round begins where it began before.
+ends with its run (after the last round, or when another run's message comes), after `IDLE_TIMEOUT` seconds without a
+message, and with the node. If it is killed, the message goes to a new one: a repeated round begins as it did before.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ from filelock import FileLock
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-IDLE = 900.0  # seconds without a message after which a worker ends
-START = 60.0  # seconds that a worker may take until it listens
+IDLE_TIMEOUT = 900.0  # seconds without a message after which a worker ends
+START_TIMEOUT = 60.0  # seconds that a worker may take until it listens
 ATTEMPTS = 3  # workers that get a message, if each ends without an answer
 
 _is_last_message = threading.Event()
@@ -90,7 +90,7 @@ def _watch(address: str, node: psutil.Process, state: dict[str, Any]) -> None:
     while node.is_running():
         client = state["client"]
         if client is None:
-            if time.monotonic() - state["since"] > IDLE:
+            if time.monotonic() - state["since"] > IDLE_TIMEOUT:
                 break
             time.sleep(0.5)
         elif wait([client], 0.5) and state["client"] is client:  # a client sends nothing more: it is gone
@@ -122,7 +122,7 @@ def _address(node: int) -> str:
 def _connect(address: str) -> Connection:
     """Connect to the worker at an address, started if none listens there."""
     with FileLock(f"{address}.lock"):
-        pid, end = 0, time.monotonic() + START
+        pid, end = 0, time.monotonic() + START_TIMEOUT
         while time.monotonic() < end and (not pid or os.waitpid(pid, os.WNOHANG) == (0, 0)):
             with suppress(FileNotFoundError, ConnectionRefusedError):
                 return Client(address, "AF_UNIX")

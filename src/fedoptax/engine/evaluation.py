@@ -254,7 +254,7 @@ def worst_client(values: jax.Array, higher_is_better: bool) -> jax.Array:
 
 
 def _sums(task: Task, params: Tree, data: EvaluationData, counts: np.ndarray | None = None, mesh: int = 1) -> Sums:
-    """Sum the rows of each metric per owner, of `counts` examples, or over all; collect those of collected metrics."""
+    """Sum each metric's rows over all examples, or per owner of `counts` examples; collected metrics keep theirs."""
     batches, metrics = len(data.examples["mask"]), describe_metrics(task)
 
     @partial(jax.jit, inline=True)  # traced once, for its form and for the loop

@@ -27,6 +27,7 @@ class ArrivalSchedule(NamedTuple):
     weights: np.ndarray  # of the uploads by their staleness s, (1 + s)^−exponent, (R, S)
     slots: np.ndarray  # the place of the message that each of them received, int32 (R, S)
     slot: np.ndarray  # the place of the message that is sent during this step, int32 (R,)
+    sent: np.ndarray  # to how many clients, int32 (R,)
     seconds: np.ndarray  # virtual time since the step before, (R,)
 
 
@@ -48,7 +49,7 @@ def make_schedule(
         in_use = {start for _, _, start in working}  # fewer than `concurrency`: whoever came last is not yet replaced
         slot_of = {start: slot for start, slot in slot_of.items() if start in in_use}
         slot_of[step] = min(set(range(concurrency)) - set(slot_of.values()))
-        start_of_step, arrived = now, list[tuple[int, int]]()
+        start_of_step, arrived, number_before = now, list[tuple[int, int]](), len(working)
         while len(arrived) < buffer:
             while free and len(working) < concurrency:
                 drawn = rng.integers(len(free))
@@ -60,10 +61,12 @@ def make_schedule(
         free += [client for client, _ in arrived]
         arrived.sort()
         ids, starts = zip(*arrived)
-        rows.append((ids, [step - start for start in starts], [slot_of[start] for start in starts], slot_of[step]))
+        ages, places = [step - start for start in starts], [slot_of[start] for start in starts]
+        rows.append((ids, ages, places, slot_of[step], len(working) + buffer - number_before))
         elapsed.append(now - start_of_step)
-    clients, staleness, slots, slot = (np.asarray(column, np.int32) for column in zip(*rows))
-    return ArrivalSchedule(clients, staleness, staleness_weights(staleness, exponent), slots, slot, np.asarray(elapsed))
+    clients, staleness, slots, slot, sent = (np.asarray(column, np.int32) for column in zip(*rows))
+    weights = staleness_weights(staleness, exponent)
+    return ArrivalSchedule(clients, staleness, weights, slots, slot, sent, np.asarray(elapsed))
 
 
 def staleness_weights(staleness: np.ndarray, exponent: float) -> np.ndarray:

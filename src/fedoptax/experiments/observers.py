@@ -58,6 +58,7 @@ class FolderWriter(Observer):
     ) -> None:
         self._folder, self._record, self._rounds, self._history, self._watch = folder, record, rounds, history, watch
         write_json(folder / "config.json", config)  # first: it makes the folder one that can be resumed
+        (folder / "params.npz").unlink(missing_ok=True)  # of an earlier end
         is_new = record.resume_from is None or not folder.samefile(record.resume_from)  # to trackers
         self._trackers, tracked = as_trackers(record.trackers), Tracked(folder, config, 0 if is_new else len(history))
         notify(self._trackers, lambda tracker: tracker.start(tracked))

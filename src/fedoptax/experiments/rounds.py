@@ -202,9 +202,10 @@ class Simulation(Rounds):
             answers = row["participants"] + row["rejected"]
             if not self._seconds.size and (self._faults is None or self._faults.deadline is None):
                 del row["virtual_seconds"]
-        elif self._schedule is not None:
-            row["virtual_seconds"] = float(self._schedule.seconds[round - 1])
-            row["staleness"] = float(self._schedule.staleness[round - 1].mean())
+        elif (schedule := self._schedule) is not None:
+            row["virtual_seconds"] = float(schedule.seconds[round - 1])
+            row["staleness"] = float(schedule.staleness[round - 1].mean())
+            cohort_size = int(schedule.sent[round - 1])
         elif self._seconds.size:
             row["virtual_seconds"] = float(self._seconds[self._sample_cohort(round - 1)].max())
         if self.algorithm.epsilon is not None:  # of those who hold the data, which a task's `devices` share

@@ -27,7 +27,7 @@ from fedoptax.experiments.observers import CheckpointShare, FolderWriter, Observ
 from fedoptax.experiments.record import Record, split_options, with_original_placement
 from fedoptax.experiments.result import RunResult, describe_end, raise_unless_completed
 from fedoptax.experiments.rounds import Rounds, RoundsResult, Simulation
-from fedoptax.experiments.selection import Watch, make_watch
+from fedoptax.experiments.selection import Watch, make_watch, was_evaluated
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.names import BASELINES
 from fedoptax.storage.checkpoint import least_total, load_clients, restore_checkpoint, rounds_of
@@ -177,7 +177,7 @@ def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Reco
     if record.resume_from is None:
         return History()
     folder = Path(record.resume_from)
-    check_same_experiment(folder, read_json(folder / "config.json"), config)
+    check_same_experiment(folder, stored := read_json(folder / "config.json"), config)
     if record.resume_round is not None:
         check_int("rounds", total, least_total(folder, record.resume_round))
     if not rounds_of(folder) and read_summary(folder).get("status", Status.RUNNING) == Status.RUNNING:
@@ -185,4 +185,7 @@ def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Reco
     at_least, at_most = (0, total) if record.resume_round is None else [record.resume_round] * 2
     done, state = restore_checkpoint(folder, watch.saved_state(rounds.server), rounds.clients, at_most, at_least)
     rounds.server, watch.saved_params = state if watch.keeps else (state, None)
-    return History(read_rows(folder, done))
+    history = History(read_rows(folder, done))
+    if done == total != stored["rounds"] and config["metrics"] and not was_evaluated(history[-1]):
+        raise UsageError(f"rounds must be > {done}, as the state after round {done} was not evaluated")
+    return history

@@ -41,7 +41,7 @@ def deferred_interrupt() -> Iterator[Callable[[], int]]:
         with suppress(OSError, RuntimeError):  # the terminal may be gone, or a line is being written to it
             print(f"\nstopping after the current rounds{hint}", file=sys.stderr, flush=True)
 
-    with _handled(handler, signal.SIGINT):
+    with handled(handler, signal.SIGINT):
         yield lambda: received[0] if received else 0
 
 
@@ -96,14 +96,14 @@ def terminable() -> Iterator[Callable[[], int]]:
 
     token = _received.set(received)
     try:
-        with _handled(handler, signal.SIGINT):
+        with handled(handler, signal.SIGINT):
             yield lambda: received[0] if received else 0
     finally:
         _received.reset(token)
 
 
 @contextmanager
-def _handled(handler: Callable[[int, Any], None], *others: int) -> Iterator[None]:
+def handled(handler: Callable[[int, Any], None], *others: int) -> Iterator[None]:
     """Within it, `handler` takes the polite signals that are not ignored, and others, if this is the main thread."""
     is_main = threading.current_thread() is threading.main_thread()
     polite = [number for number in POLITE if signal.getsignal(number) not in (signal.SIG_IGN, None)]

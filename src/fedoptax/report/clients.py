@@ -13,7 +13,7 @@ from fedoptax.storage.history import CLIENTS, column_of, read_clients
 from fedoptax.tasks.metrics import Column
 
 QUANTILES = np.array([0.1, 0.25, 0.5, 0.75, 0.9])  # of the metric over clients, in the bands of a group
-ALONE = "local"  # the baseline of clients that train alone
+LOCAL_BASELINE = "local"  # the baseline of clients that train alone
 
 
 class ClientBands(NamedTuple):
@@ -71,7 +71,7 @@ def tabulate_clients(bands: Sequence[ClientBands]) -> pd.DataFrame:
     if counts and (positive := config.get("positive")):
         shares = [np.nan if i is None or i >= len(counts) else counts[i][positive[0]] / sizes[i] for i in trained]
         columns[f"Share of {positive[1]}"] = [words.format_number(share, 3) for share in shares]
-    alone = next((band for band in bands if band.group.algorithm == ALONE), None)
+    alone = next((band for band in bands if band.group.algorithm == LOCAL_BASELINE), None)
     for band in bands:
         columns[band.group.label] = [_write_mean(band, client) for client in clients]
         if alone is not None and band is not alone:

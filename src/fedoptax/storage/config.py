@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import jax
 import numpy as np
@@ -46,7 +47,7 @@ def run_config(
     options = replace(options, weighting=plan.weighting, client_states=plan.client_states, mesh=plan.mesh)
     names = [tracker for tracker in trackers if isinstance(tracker, str)]
     doc = inspect.getdoc(ALGORITHMS.get(algorithm["name"], lambda: None))
-    paper = doc and doc.partition("\n")[0].partition(":")[0]  # the first line of the docstring begins with it
+    paper = doc and doc.partition("\n")[0].partition(":")[0].rstrip(".")  # the docstring begins with it
     device = jax.devices()[0]
     split = "val" if task.test is None and task.validation is not None else "test"
     is_measured = bool(task.test or task.validation)
@@ -59,6 +60,7 @@ def run_config(
         "task": {"name": task.name, "description": task.description, **task.spec},
         "algorithm": {**algorithm, "reference": paper},
         **record_options(options),
+        **({"speeds_crc32": crc32(path.read_bytes())} if (path := Path(options.speeds or "")).is_file() else {}),
         "random": random_settings(),
         **({"wrappers": dict(wrappers)} if wrappers else {}),
         **({"trackers": names} if names else {}),
@@ -155,7 +157,9 @@ def partition_record(task: Task) -> dict[str, Any]:
 def count_labels(task: Task) -> np.ndarray | None:
     """Return the number of examples per client and class, int64 (N, C); None for examples without a class."""
     labels = task.clients.examples.get(task.label) if task.label else None
-    if labels is None or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
+        return None
+    if not 0 <= labels.min() <= labels.max() < 10_000:  # numbers, not classes
         return None
     return label_counts(labels, np.split(np.arange(len(labels)), task.clients.offsets[1:-1]), int(labels.max()) + 1)
 

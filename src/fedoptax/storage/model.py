@@ -74,7 +74,7 @@ class TrainedModel:
         """Predict the examples in a .csv, .tsv, .parquet or .npz file, or of a folder of images.
 
         Args:
-          path: with the columns or arrays that the model was trained on; others are passed on to the result.
+          path: with the columns or arrays that the model was trained on; a table's others are passed on to the result.
           top: how many of the most probable classes are named.
           threshold: of two classes, the probability from which the positive one is predicted.
 

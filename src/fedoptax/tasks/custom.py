@@ -3,6 +3,7 @@
 import os
 import zlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     others = {name: getattr(options, name) for name in names}
     columns: dict[str, Any] = {"drop": drop, "client": options.client_column, "label": options.label_column}
     source = load_file(path, schema=schema, **columns, **others)
-    contents = fingerprint(source)
+    contents = fingerprint(source.train, source.test, {"train": source.train_groups, "test": source.test_groups})
     is_image = len(source.input_shape) == 3
     if not is_image and options.compute_dtype not in (None, "float32"):
         raise UsageError("compute_dtype must be float32 for features that the model standardises")
@@ -127,12 +128,10 @@ def describe_data(task: Task, source: Source, how: str) -> list[str]:
     return lines + [f"warning: {note}" for note in notes]
 
 
-def fingerprint(source: Source) -> str:
-    """A checksum of examples and clients, 8 hexadecimal digits (CRC-32): a resumed run needs the same ones."""
-    groups = {"train": source.train_groups, "test": source.test_groups}
-    arrays = [(name, a) for part in (source.train, source.test, groups) for name, a in part.items() if a is not None]
+def fingerprint(*parts: Mapping[Any, Any]) -> str:
+    """A checksum of examples, clients or parameters, 8 hexadecimal digits (CRC-32): a resumed run needs the same."""
     crc = 0
-    for name, array in arrays:
+    for name, array in ((name, a) for part in parts for name, a in part.items() if a is not None):
         crc = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), crc)
         plain = np.ascontiguousarray(array.astype(str) if array.dtype.hasobject else array)
         crc = zlib.crc32(plain.view(np.uint8).data, crc)

@@ -51,7 +51,8 @@ def image_classification(
     Metrics: `accuracy`, and `loss`, the cross-entropy in nats. `augment`, `(x / scale, key) -> x`, is applied to each
     batch; the key is None in evaluation. All else is as in `Task`.
     """
-    if (y := np.asarray(clients.examples.get("y", -1))).ndim != 1 or y.dtype.kind not in "iu" or y.min() < 0:
+    y, test_y = (np.asarray(part.get("y", -1)) for part in (clients.examples, test or clients.examples))
+    if y.ndim != 1 or y.dtype.kind not in "iu" or min(y.min(), test_y.min()) < 0:
         raise UsageError(f"y of task '{name}' must be classes (n,) numbered from 0, got {y.dtype}{list(y.shape)}")
     return Task(name=name, clients=clients, test=test, **cross_entropy(model, scale, augment), **attributes)
 

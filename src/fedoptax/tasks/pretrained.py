@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +25,7 @@ from fedoptax.errors import DataError, UsageError, check_choice, check_int, chec
 from fedoptax.models import llama
 from fedoptax.models.llama import Lora, init_adapters, read_adapters
 from fedoptax.models.model import Model, count_params
+from fedoptax.tasks.custom import fingerprint
 from fedoptax.tasks.recipe import TEXT_PREFIX, Recipe, TaskOptions
 from fedoptax.tasks.task import Frozen, Task, check_task
 from fedoptax.tasks.text import next_token
@@ -70,7 +70,7 @@ def text_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         f"model: {size:,} parameters ({megabytes:,.0f} MB{', once for all clients' if lora else ''}), {count:,} "
         f"trained and sent ({count * 4 / 1e6:,.1f} MB)",
     )
-    contents = f"{crc32(clients.examples['y'].tobytes()):08x}"
+    contents = fingerprint(clients.examples, held_out or {})
     spec = {**options.chosen(), "partition_seed": options.seed, "contents": contents}
     return Task(
         name, clients=clients, test=held_out, test_owners=owners if held_out else None, label=None, eval_batch=8,
@@ -148,7 +148,7 @@ def read_clients(
     The tokens are cached, see `fedoptax.data.cache`.
     """
     column = options.client_column or "client"
-    files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+    files = sorted(path.rglob("*.[tT][xX][tT]")) if path.is_dir() else [path]
     files += [folder / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
 
     def decode() -> Rows:
@@ -236,6 +236,7 @@ def with_lora(task: Task, base: str | Path | Tree, rank: int) -> Task:
         loss=lambda params, batch, key: task.loss(merge(params), batch, key),
         metrics=lambda params, batch: task.metrics(merge(params), batch),
         predict=None if predict is None else lambda params, batch: predict(merge(params), batch),
-        spec={**task.spec, "lora": rank} | ({"base": str(base)} if isinstance(base, str | Path) else {}),
+        spec={**task.spec, "lora": rank, "contents": task.spec.get("contents", "") + fingerprint(frozen)}
+        | ({"base": str(base)} if isinstance(base, str | Path) else {}),
         is_pretrained=True,
     )

@@ -121,7 +121,7 @@ def stackoverflow_tags(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     def score(params: Tree, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Logits and true tags (batch, T), and each post's loss (batch,)."""
         logits = logits_of(params, batch)
-        truth = tag_indicators(batch["y"].astype(jnp.int32), SO_TAGS, logits.dtype)
+        truth = jnp.max(jax.nn.one_hot(batch["y"].astype(jnp.int32) - 1, SO_TAGS, dtype=logits.dtype), axis=1)
         return logits, truth, jnp.mean(optax.sigmoid_binary_cross_entropy(logits, truth), axis=1)
 
     def loss(params: Tree, batch: Batch, key: jax.Array) -> jax.Array:
@@ -146,12 +146,6 @@ def bag_of_words(ids: jax.Array, words: jax.Array, vocabulary: int, dtype: Any) 
     rows = jnp.arange(ids.shape[0])[:, None]
     counts = jnp.zeros((ids.shape[0], vocabulary + 1), dtype).at[rows, ids].add(1)[:, 1:]
     return counts / jnp.maximum(words, 1).astype(dtype)[:, None]
-
-
-def tag_indicators(ids: jax.Array, tags: int, dtype: Any) -> jax.Array:
-    """1 for each tag of a post, else 0, (batch, T): of ids (batch, L), 1 … T, or 0 for none."""
-    rows = jnp.arange(ids.shape[0])[:, None]
-    return jnp.zeros((ids.shape[0], tags + 1), dtype).at[rows, ids].set(1)[:, 1:]
 
 
 def recall(logits: jax.Array, tags: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -219,7 +219,7 @@ class STEM(_FederatedOptimizer):
         return loss
 
     def synchronize(self, uploads: Sequence[Upload] | None = None) -> None:
-        """End a round; see `LocalAMSGrad.synchronize`."""
+        """End a round, as the other optimizers here do; later rounds are variance-reduced."""
         super().synchronize(uploads)
         for group in self.param_groups:
             group.update(is_first_round=False, steps=0)
