@@ -29,6 +29,7 @@ def sent_rate(schedule: Callable[..., Any]) -> Any:
     return algorithm.broadcast(algorithm.init(jnp.ones(2)))
 
 
+WITHOUT_MESSAGE = fx.fedavg(0.1)._replace(broadcast=lambda server: server.params)
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "fedavgm momentum": (lambda: fx.fedavgm(0.1, 1.0, 1.0), "momentum"),
     "fedadam b2": (lambda: fx.fedadam(0.1, 0.1, b2=1.0), "b2"),
@@ -36,10 +37,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "fedopt optimizer": (lambda: fx.fedopt(optax.sgd(0.1), 0.1), "server_optimizer"),
     "fedopt client_state": (lambda: fx.fedopt(optax.sgd(0.1), optax.sgd(1.0), "keep"), "client_state"),
     "local_amsgrad correction": (lambda: fx.local_amsgrad(0.1, bias_correction=True), "bias_correction"),
-    "local_amsgrad stateless v": (
-        lambda: fx.local_amsgrad(0.1, second_moment="device", momentum="reset"),
-        "second_moment.*momentum",
-    ),
+    "fedams of devices": (lambda: fx.local_amsgrad(0.1, second_moment="device", momentum="reset"), "second_.*momentum"),
     "fafed_theory smoothness": (lambda: fx.fafed_theory(0.0, 4, 5, 10), "smoothness"),
     "fafed_theory steps": (lambda: fx.fafed_theory(1.0, 4, 0, 10), "steps"),
     "fedopt states of two forms": (
@@ -49,10 +47,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "mime in private": (lambda: fx.with_privacy(fx.mime(0.1), 1.0, 1.0, 1e-5), "algorithm must have one exchange"),
     "fafed alpha above 1": (lambda: fx.fafed(0.1, alpha=1.1), "alpha"),
     "clipping max_norm": (lambda: fx.with_clipping(fx.fedavg(0.1), 0.0), "max_norm"),
-    "prox without the parameters": (
-        lambda: laws.eager_rounds(fx.with_prox(fx.fedavg(0.1)._replace(broadcast=lambda server: server.params), 0.1)),
-        "algorithm",
-    ),
+    "prox without the parameters": (lambda: laws.eager_rounds(fx.with_prox(WITHOUT_MESSAGE, 0.1)), "algorithm"),
     "compression twice": (lambda: laws.eager_rounds(fx.with_compression(SIGNS, codecs.sign())), "algorithm"),
     "privacy clip": (lambda: private(clip=0.0), "clip"),
     "privacy delta of 1": (lambda: private(delta=1.0), "delta"),
@@ -86,7 +81,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 test_a_wrong_argument_is_refused_by_name = refusals(
-    {case: (call, f"^{argument}") for case, (call, argument) in REFUSALS.items()}
+    {case: (call, f"^{word}") for case, (call, word) in REFUSALS.items()}
 )
 
 

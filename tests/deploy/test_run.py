@@ -308,8 +308,7 @@ def test_resuming_waits_for_the_process_that_still_holds_the_folder(tmp_path):
 def test_resuming_needs_the_folder_of_a_deployment(tmp_path):
     fx.run(task_of(), deployment().build_algorithm(), out=tmp_path / "simulation", **OPTIONS)
     for folder in ("simulation", "nothing"):
-        with pytest.raises(UsageError, match="resume"):
-            run_in_memory(small_deployment(tmp_path / folder, resume=True))
+        refused(lambda: run_in_memory(small_deployment(tmp_path / folder, resume=True)), "resume")  # noqa: B023
     run_in_memory(small_deployment(tmp_path / "run"))
     refused(lambda: run_in_memory(small_deployment(tmp_path / "run")), "out")
     refused(lambda: run_in_memory(small_deployment(tmp_path / "run", resume=True, seed=4)), "another experiment")

@@ -54,15 +54,11 @@ def test_names_are_key_paths_with_slashes_in_keys_escaped():
 LIKE = {"w": jax.ShapeDtypeStruct((2, 3), np.float32), "n": jax.ShapeDtypeStruct((), np.int32)}
 TREE = {"w": np.ones((2, 3), np.float32), "n": np.int32(1)}
 GOOD, W = pack(TREE), TREE["w"]
+ORDERS = b'{"n": ["int32", []], "w": ["float32", [2, 3]]}', b'{"w": ["float32", [2, 3]], "n": ["int32", []]}'
 HOSTILE = {
     "missing": (pack({"n": TREE["n"]}), "array 'w': none instead of"),
     "extra": (pack({**TREE, "..\\evil\n": W}), "array '..\\\\evil': .* instead of none"),
-    "order": (
-        GOOD.replace(
-            b'{"n": ["int32", []], "w": ["float32", [2, 3]]}', b'{"w": ["float32", [2, 3]], "n": ["int32", []]}'
-        ),
-        "in another order",
-    ),
+    "order": (GOOD.replace(*ORDERS), "in another order"),
     "shape": (pack({**TREE, "w": W.T}), "'float32', \\[3, 2\\]\\] instead of \\['float32', \\[2, 3\\]\\]"),
     "shape huge": (GOOD.replace(b"[2, 3]", b"[1000000000000, 1000000000000]"), "instead of \\['float32'"),
     "shape nonsense": (GOOD.replace(b"[2, 3]", b'["a", null]'), "instead of \\['float32'"),

@@ -9,7 +9,7 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.engine.batches import LocalWork
-from fedoptax.engine.mesh import choose_mesh, mesh_again
+from fedoptax.engine.mesh import choose_mesh
 from fedoptax.engine.plan import SMALL_MODEL, Plan, RunOptions, make_plan, runs_sequentially
 from refusals import refusals, refused
 from small import small_task
@@ -56,9 +56,8 @@ def test_the_mesh_is_all_devices_but_at_most_one_per_client(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 8)
     assert [choose_mesh(mesh, size) for mesh, size in ((None, 30), (None, 3), (5, 3))] == [8, 3, 5]
     assert choose_mesh(None, 3, "eager") == 1
-    assert [mesh_again(mesh) for mesh in (None, 8, 9)] == [None, 8, None]
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert choose_mesh(None, 3) == 8 and mesh_again(4) is None
+    assert choose_mesh(None, 3) == 8
     refused(lambda: choose_mesh(4, 3), "mesh")
     refused(lambda: choose_mesh(None, 3, "eager"), "engine")
 

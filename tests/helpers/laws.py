@@ -347,18 +347,10 @@ def bytes_are_what_is_sent(make: Factory) -> None:
 
 
 LAWS: tuple[Callable[[Factory], None], ...] = (
-    order_does_not_matter,
-    weight_zero_counts_for_nothing,
-    padding_is_inert,
-    dtypes_stay,
-    compiles_once,
-    hyperparameters_can_be_traced,
-    same_key_same_result,
-    engines_agree,
-    interrupted_equals_whole,
-    continues_in_another_process,
-    bytes_are_what_is_sent,
-)
+    order_does_not_matter, weight_zero_counts_for_nothing, padding_is_inert, dtypes_stay, compiles_once,
+    hyperparameters_can_be_traced, same_key_same_result, engines_agree, interrupted_equals_whole,
+    continues_in_another_process, bytes_are_what_is_sent,
+)  # fmt: skip
 """All laws that hold for every algorithm; `reduces_to_sgd` is for some."""
 
 __all__ = ["LAWS", "Factory", "reduces_to_sgd", *(law.__name__ for law in LAWS)]

@@ -97,6 +97,8 @@ def test_clients_of_every_kind_of_file(folder, tmp_path):
         for row in rows:
             if row["client"].strip() == name:
                 (tmp_path / "folder" / name / f"{row['text']}.txt").write_text(row["text"])
+    (tmp_path / "folder" / "b").rename(tmp_path / ".elsewhere")
+    (tmp_path / "folder" / "b").symlink_to(tmp_path / ".elsewhere")
     for path in ("t.csv", "t.parquet", "t.jsonl", "t.json", "folder"):
         texts = {c: sorted(row["text"] for row in part) for c, part in read_texts(tmp_path / path).items()}
         assert texts == {"a": ["one", "three"], "b": ["two"]}
@@ -104,6 +106,8 @@ def test_clients_of_every_kind_of_file(folder, tmp_path):
         refused(lambda path=path, client=client: read_texts(tmp_path / path, client), text)
     (tmp_path / "bad.jsonl").write_text("\ufeff{}\n\n{")
     refused(lambda: read_texts(tmp_path / "bad.jsonl"), "line 3", "JSON")
+    (tmp_path / "twice.csv").write_text("client,text,text\na,b,c\n")
+    refused(lambda: read_texts(tmp_path / "twice.csv"), "'text' more than once")
     write_tokenizer(tmp_path)
     tokenizer = TextTokenizer.read(tmp_path)
     refused(lambda: tokenizer.encode({"words": 1, "text": None}), "must have text", "got {'words': 1")
@@ -115,9 +119,13 @@ def test_clients_of_every_kind_of_file(folder, tmp_path):
     tokenizer.tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert len(TextTokenizer.read(tmp_path).encode({"text": "abcd"})[0]) == 4 + len(tokenizer.end)
     refused(lambda: TextTokenizer(tokenizer.tokenizer).encode(conversations()[0]), "chat template")
-    options = {"model": str(folder / "model"), "context": 8, "lora": 2}
+    options = {"model": str(folder / "model"), "context": 40, "lora": 2}
     roots = tmp_path, tmp_path / "folder"  # of the same texts, which the first has of one client
-    assert [fx.load_task(f"text:{root}", **options).num_clients for root in roots] == [1, 2]
+    tasks = [fx.load_task(f"text:{root}", **options) for root in (*roots, folder / "talk.jsonl")]
+    assert [task.num_clients for task in tasks[:2]] == [1, 2]
+    assert [task.spec["is_chat"] for task in tasks] == [False, False, True]
+    options["model"] = str(write_model(tmp_path / "model", depth=1))
+    assert fx.load_task(f"text:{roots[0]}", **options).spec["contents"] != tasks[0].spec["contents"]  # another base
 
 
 @pytest.mark.parametrize("options", [
@@ -192,5 +200,4 @@ def test_ffa_lora_and_options(folder):
     assert {a.dtype for a in jax.tree.leaves(result.params)} == {np.dtype("float32")}
     wrong = (({"model": None}, "needs a model"), ({"lora": 0}, "lora"), ({"context": 1}, "no token in the loss"))
     for options, text in wrong:
-        with pytest.raises((fx.UsageError, fx.DataError), match=text):
-            load(folder, **options)
+        refused(lambda options=options: load(folder, **options), text)

@@ -73,6 +73,7 @@ def test_a_masked_mean_is_the_mean_in_float32(values, mean, masked):
         assert got.dtype == jnp.float32 and float(got) == pytest.approx(wanted, rel=1e-6)
 
 
+SEVEN_NAMES = {"client_names": tuple("abcdefg"), "test_owners": np.full(len(small_task().test["x"]), 7)}
 WRONG_TASKS: dict[str, tuple[dict[str, Any], str]] = {
     "complex parameters": ({"init": lambda key: {"w": jnp.zeros(3, complex)}}, r"'w'.*complex64\[3\]"),
     "no parameters": ({"init": lambda key: {"w": None}}, "init"),
@@ -82,16 +83,10 @@ WRONG_TASKS: dict[str, tuple[dict[str, Any], str]] = {
     "another metric": ({"primary_metric": "pairs"}, "primary_metric"),
     **{f"a norm of {norm}": ({"clip_norm": norm}, "clip_norm") for norm in (-1.0, 0.0)},
     **{f"{size} examples at once": ({"eval_batch": size}, "eval_batch") for size in (0, 2.5)},
-    "names without one of a client that only tests": (
-        {"client_names": tuple("abcdefg"), "test_owners": np.full(len(small_task().test["x"]), 7)},
-        "client_names must be 8",
-    ),
+    "names without one of a client that only tests": (SEVEN_NAMES, "client_names must be 8"),
     "text for a truth value": ({"higher_is_better": "no"}, "higher_is_better"),
     **{
-        f"{which}, {clip}": (
-            {"loss": loss, "clip_norm": clip},
-            f"loss of task 'small' must return one floating.*{form}",
-        )
+        f"{which}, {clip}": ({"loss": loss, "clip_norm": clip}, f"loss .*'small' must return one floating.*{form}")
         for which, (loss, form) in WRONG_LOSSES.items()
         for clip in (None, 1.0)
     },

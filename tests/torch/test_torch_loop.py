@@ -72,16 +72,11 @@ def test_wrappers_and_any_optimizer_go_with_a_loop():
     assert losses[-1] < 0.5 * losses[0]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "train", "argument"),
-    [
-        (fx.scaffold(0.1), sgd, "algorithm"),
-        (fx.lookahead(0.1), sgd, "algorithm"),
-        (fx.fedavg(0.1), lambda module, examples, config: None, "number of examples"),
-        (fx.fedavg(0.1), lambda module, examples, config: (0, 1.0), "number of examples"),
-    ],
-    ids=["control variates", "averaged optimizer state", "nothing returned", "no examples"],
-)
+@pytest.mark.parametrize(("algorithm", "train", "argument"), [
+    (fx.scaffold(0.1), sgd, "algorithm"), (fx.lookahead(0.1), sgd, "algorithm"),
+    (fx.fedavg(0.1), lambda module, examples, config: None, "number of examples"),
+    (fx.fedavg(0.1), lambda module, examples, config: (0, 1.0), "number of examples"),
+], ids=["control variates", "averaged optimizer state", "nothing returned", "no examples"])  # fmt: skip
 def test_what_cannot_be_a_loops_client_is_refused(algorithm, train, argument):
     module = Net()
     params, looped = ft.params_from_module(module), ft.with_loop(algorithm, module, train)
@@ -126,6 +121,7 @@ class Loop:
         self.calls: list[tuple[int, str, str]] = []
 
     def __call__(self, module, examples, config):
+        assert module.training
         self.calls.append((len(examples["y"]), type(examples["y"]).__name__, str(examples["y"].dtype)))
         optimizer = torch.optim.SGD(module.parameters(), lr=config["lr"])
         batch = as_tensors(examples)

@@ -9,9 +9,11 @@ import fedoptax.torch as ft
 from fedoptax.engine.batches import Minibatch
 from oracles.problem import make
 from refusals import refused
+from small import ragged_clients
 from torch_models import Net, NormNet, cross_entropy, torch
 
 PROBLEM = make()
+ONCE = {"rounds": 1, "cohort_size": 1}
 
 
 def batches(i, r=0):
@@ -39,10 +41,8 @@ def test_frozen_parameters_stay_and_shared_ones_go_once():
     assert set(ft.params_from_module(module)) == {"out"}
     tied = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 3), "b": torch.nn.Linear(3, 3)})
     tied["b"].weight = tied["a"].weight
-    assert {name: set(part) for name, part in ft.params_from_module(tied).items()} == {
-        "a": {"weight", "bias"},
-        "b": {"bias"},
-    }
+    params = ft.params_from_module(tied)
+    assert {name: set(part) for name, part in params.items()} == {"a": {"weight", "bias"}, "b": {"bias"}}
     module.requires_grad_(False)
     refused(lambda: ft.params_from_module(module), "module")
 
@@ -113,3 +113,19 @@ def test_padding_is_not_part_of_a_batch():
     padded["x"][:n], padded["y"][:n] = batch["x"], batch["y"]
     got = grad_fn(params, minibatch(padded, np.arange(9) < n))
     jax.tree.map(np.testing.assert_array_equal, got, grad_fn(params, batch))
+    rows = {"rows": lambda module, batch: np.full(len(batch["y"]), len(batch["y"]))}
+    clients = ragged_clients((5,), "float32")
+    task = ft.module_task("rows", module, cross_entropy, rows, clients, {"y": np.arange(9)}, eval_batch=8)
+    assert fx.run(task, fx.fedavg(0.1), **ONCE).history[-1]["test_rows"] == pytest.approx((8 * 8 + 1) / 9)
+
+
+def test_an_embedding_that_writes_to_its_weights_is_refused_and_sparse_gradients_become_dense():
+    def run(**options):
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Embedding(4, 3, **options), torch.nn.Linear(3, 3))
+        module.register_buffer("expanded", torch.ones(1).expand(4))
+        clients = fx.FederatedData.from_clients([{"x": np.arange(4), "y": np.array([0, 1, 2, 0])}])
+        return fx.run(ft.module_task("words", module, cross_entropy, {}, clients), fx.fedavg(0.1), **ONCE).params
+
+    refused(lambda: run(max_norm=0.1), "max_norm")
+    jax.tree.map(np.testing.assert_array_equal, run(sparse=True), run())

@@ -130,15 +130,10 @@ def test_parameters_that_are_added_later_begin_with_a_first_round(name):
 
 
 P = [torch.nn.Parameter(torch.ones(2))]
-test_wrong_arguments_are_named = refusals(
-    [
-        (lambda: ft.LocalAMSGrad(P, lr=-1.0), "lr"),
-        (lambda: ft.LocalAMSGrad(P, lr=1.0, b1=1.0), "b1"),
-        (lambda: ft.FedLAMB(P, lr=1.0, phi="none"), "phi"),
-        (lambda: ft.FedLAMB(P, lr=1.0, weight_decay=-1), "weight_decay"),
-        (lambda: ft.FedLAMB(P, lr=1.0, layers="module"), "named_parameters"),
-        (lambda: ft.STEM(P, lr=1.0, alpha=1.5), "alpha"),
-        (lambda: ft.FAFED(P, lr=1.0, variant="new"), "variant"),
-        (lambda: ft.FAFED(P, lr=1.0).step(), "closure"),
-    ]
-)
+test_wrong_arguments_are_named = refusals([
+    (lambda: ft.LocalAMSGrad(P, lr=-1.0), "lr"), (lambda: ft.LocalAMSGrad(P, lr=1.0, b1=1.0), "b1"),
+    (lambda: ft.FedLAMB(P, lr=1.0, phi="none"), "phi"), (lambda: ft.STEM(P, lr=1.0, alpha=1.5), "alpha"),
+    (lambda: ft.FedLAMB(P, lr=1.0, weight_decay=-1), "weight_decay"),
+    (lambda: ft.FedLAMB(P, lr=1.0, layers="module"), "named_parameters"),
+    (lambda: ft.FAFED(P, lr=1.0, variant="new"), "variant"), (lambda: ft.FAFED(P, lr=1.0).step(), "closure"),
+])  # fmt: skip

@@ -9,6 +9,7 @@ import fedoptax as fx
 import fedoptax.torch as ft
 from fedoptax.deploy.client import NodeClient
 from fedoptax.engine.batches import LocalWork
+from refusals import refused
 from small import small_task
 from small_rounds import close
 from torch_models import Net, NormNet, cross_entropy, torch, torch_task
@@ -27,8 +28,16 @@ def test_a_compiled_run_equals_that_of_the_jax_twin(client_loop):
 
 
 def test_a_module_with_running_statistics_is_refused():
-    with pytest.raises(fx.UsageError, match=r"module .*'norm'"):
-        fx.run(torch_task(module=NormNet()), fx.fedavg(0.1), **OPTIONS)
+    refused(lambda: fx.run(torch_task(module=NormNet()), fx.fedavg(0.1), **OPTIONS), "module", "'norm'")
+
+
+def test_a_run_is_not_resumed_on_other_frozen_parameters(tmp_path):
+    module = Net()
+    module.hidden.requires_grad_(False)
+    fx.run(torch_task(module), fx.fedavg(0.1), out=tmp_path / "a", **OPTIONS | {"rounds": 1})
+    with torch.no_grad():
+        module.hidden.bias += 1
+    refused(lambda: fx.run(torch_task(module), fx.fedavg(0.1), resume_from=tmp_path / "a", **OPTIONS), "experiment")
 
 
 def test_two_runs_of_a_module_whose_buffers_change_are_equal():

@@ -146,7 +146,7 @@ def _load_images(root: Path, image_size: readers.Size | None = None) -> Source:
     if "train" in top and (others := top.keys() - {"train", "test"}):
         raise DataError(f"{root} must have no folder besides train and test, got {top[min(others)].name!r}")
     folders = [top[name] for name in ("train", "test") if name in top] if "train" in top else [root]
-    files = [readers.find_images(folder) for folder in folders]
+    files = [readers.find_files(folder) for folder in folders]
     if wrong := [p for folder, part in zip(folders, files) for p in part if len(p.relative_to(folder).parts) != 3]:
         raise DataError(f"{wrong[0]}: images must be at client/class/image")
     if not files[0]:

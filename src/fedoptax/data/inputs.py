@@ -43,7 +43,7 @@ def read_inputs(
     if not path.exists():
         raise UsageError(f"input must be a file or a folder, but there is no '{path}'")
     if path.is_dir() and inputs.get("white"):
-        files = readers.find_images(path)
+        files = readers.find_files(path)
         if not files:
             raise DataError(f"{path} has no images ({', '.join(sorted(readers.IMAGES))})")
         names = [file.relative_to(path).as_posix() for file in files]

@@ -4,7 +4,7 @@ import csv
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -185,24 +185,24 @@ def _is_whole(array: np.ndarray) -> bool:
     return array.dtype.kind != "f" or bool(np.all(array == np.rint(array)))
 
 
-def find_images(root: Path) -> list[Path]:
-    """Find the images in a folder and below, in the order of their paths; hidden files are left out.
+def find_files(root: Path, endings: Container[str] = IMAGES) -> list[Path]:
+    """Find the files, images by default, in a folder and below, in the order of their paths; hidden ones are left out.
 
     Links are followed, but to nowhere or back to a folder above, which is a `DataError`.
     """
 
-    def images_in(folder: Path) -> Iterator[Path]:
+    def files_in(folder: Path) -> Iterator[Path]:
         if folder.resolve() in {parent.resolve() for parent in folder.parents if parent.is_relative_to(root)}:
             raise ValueError(f"{folder} is a link to a folder above it")
         for path in folder.iterdir():
             mode = 0 if path.name.startswith(".") else path.stat().st_mode
             if S_ISDIR(mode):
-                yield from images_in(path)
-            elif S_ISREG(mode) and path.suffix.lower() in IMAGES:
+                yield from files_in(path)
+            elif S_ISREG(mode) and path.suffix.lower() in endings:
                 yield path
 
-    with reading(root, "a folder of images"):
-        return sorted(images_in(root), key=lambda path: path.parts)
+    with reading(root, "a folder"):
+        return sorted(files_in(root), key=lambda path: path.parts)
 
 
 def stack_images(files: Iterable[Path], image_size: Size | None) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from fedoptax._files import reading
-from fedoptax.data.readers import TABLES, read_frame
+from fedoptax.data.readers import TABLES, check_columns, find_files, read_frame
 from fedoptax.errors import DataError, UsageError, import_extra, shorten
 
 IGNORED = -100
@@ -144,11 +144,9 @@ def read_texts(path: Path, client: str = "client") -> dict[str, list[dict[str, A
     """
     clients: dict[str, list[dict[str, Any]]] = {}
     if path.is_dir():
-        for file in sorted(path.rglob("*.[tT][xX][tT]")):
+        for file in find_files(path, {".txt"}):
             *folders, name = file.relative_to(path).with_suffix("").parts
             name = folders[0] if folders else name
-            if any(part.startswith(".") for part in (*folders, file.name)):
-                continue
             with reading(file, "a text"):
                 clients.setdefault(name, []).append({"text": file.read_text(encoding="utf-8-sig")})
     else:
@@ -165,8 +163,8 @@ def read_texts(path: Path, client: str = "client") -> dict[str, list[dict[str, A
 def _read_rows(path: Path, client: str) -> list[Any]:
     if path.suffix.lower() in TABLES:
         frame = read_frame(path, [client, "text", "prompt", "completion"])
-        rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-        return [{str(name): value for name, value in row.items()} for row in rows]
+        check_columns(path, frame.columns, list(dict.fromkeys(frame.columns)))
+        return frame.astype(object).where(frame.notna(), None).to_dict("records")
     if path.suffix.lower() not in (".jsonl", ".json") or not path.is_file():
         raise UsageError(f"path must be a folder, or a .jsonl, .parquet, .csv or .tsv file that exists, got {path}")
     with reading(path, "JSON"):

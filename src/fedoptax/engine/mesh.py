@@ -43,11 +43,6 @@ def choose_mesh(mesh: int | None, cohort_size: int, engine: str = "compiled") ->
     return default if mesh is None else mesh
 
 
-def mesh_again(mesh: int | None) -> int | None:
-    """Return `mesh` if a run that is resumed can use as many devices again, else None."""
-    return mesh if mesh is not None and mesh <= jax.device_count() and jax.process_count() == 1 else None
-
-
 @lru_cache
 def make_mesh(devices: int) -> Mesh:
     """Make a mesh of the first `devices` devices."""

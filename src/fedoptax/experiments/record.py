@@ -9,9 +9,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from fedoptax._files import read_json
 from fedoptax._progress import Update
-from fedoptax.engine.mesh import mesh_again
 from fedoptax.engine.options import FROM_0, TEXT, Option, Options, RunOptions, option, with_attributes
 from fedoptax.errors import UsageError, check_choice, check_flag, check_type
 from fedoptax.experiments.build import WRAPPERS
@@ -76,8 +77,9 @@ def split_options(options: Mapping[str, Any]) -> tuple[RunOptions, Record]:
 def with_original_placement(options: RunOptions, folder: Path) -> RunOptions:
     """Return options with the devices and the place of client states that a run began with, for equal bits."""
     config = read_json(folder / "config.json")
-    if options.mesh is None and options.engine == "compiled":
-        options = replace(options, mesh=mesh_again(config.get("mesh", 1)))
+    has_devices = jax.process_count() == 1 and (config.get("mesh") or 1) <= jax.device_count()
+    if options.mesh is None and options.engine == "compiled" and has_devices:
+        options = replace(options, mesh=config.get("mesh", 1))
     if options.client_states == "auto":
         options = replace(options, client_states=config.get("client_states", "auto"))
     return options

@@ -26,6 +26,7 @@ class AdaptedModel(NamedTuple):
     options: TaskOptions
     lora: Lora | None
     params: Tree
+    is_chat: bool
 
     def save_adapter(self, folder: str | Path) -> Path:
         """Write the adapters as `peft.PeftModel.from_pretrained` loads them; a `UsageError` if all was trained."""
@@ -36,11 +37,11 @@ class AdaptedModel(NamedTuple):
     def answer(self, prompt: str, tokens: int = 64) -> Iterator[str]:
         """Return the answer to a prompt, a piece at a time: each token the most probable one, up to the end token.
 
-        With a chat template the prompt is a user's turn. Each token takes a pass through the whole text.
+        After training on conversations the prompt is a user's turn. Each token takes a pass through the whole text.
         """
         check_int("tokens", tokens)
         tokenizer = TextTokenizer.read(model_folder(self.options))
-        is_chat = bool(tokenizer.chat_template)
+        is_chat = self.is_chat and bool(tokenizer.chat_template)
         prompt = tokenizer.render([{"role": "user", "content": prompt}], is_prompt=True) if is_chat else prompt
         ids = tokenizer.tokenizer.encode(prompt, add_special_tokens=not is_chat).ids
         if not ids:
@@ -86,4 +87,4 @@ def load_adapted(folder: str | Path, params: str | None = None) -> AdaptedModel:
     config, lora, start = read_settings(options)
     if lora is not None:
         tree = join_adapters(tree, frozen_a(config, lora, start, options))
-    return AdaptedModel(options, lora, tree)
+    return AdaptedModel(options, lora, tree, spec.get("is_chat", True))

@@ -20,6 +20,7 @@ from fedoptax._files import read_params_file
 from fedoptax.algorithm import Tree, nbytes
 from fedoptax.data.cache import Rows, cached
 from fedoptax.data.federated import FederatedData
+from fedoptax.data.readers import find_files
 from fedoptax.data.text import IGNORED, TextTokenizer, as_sequences, read_texts
 from fedoptax.errors import DataError, UsageError, check_choice, check_int, check_number, check_type
 from fedoptax.models import llama
@@ -49,7 +50,7 @@ def text_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     path = Path(os.path.expanduser(name.removeprefix(TEXT_PREFIX)))
     context = check_int("context", 256 if options.context is None else options.context)
     (config, lora, start), folder = read_settings(options), model_folder(options)
-    clients, owners, held_out = read_clients(path, folder, context, options)
+    clients, owners, held_out, is_chat = read_clients(path, folder, context, options)
     net, base = read_model(options, lora)
     size, frozen = count_params(base), Frozen(base)
     if lora is None:
@@ -70,8 +71,8 @@ def text_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         f"model: {size:,} parameters ({megabytes:,.0f} MB{', once for all clients' if lora else ''}), {count:,} "
         f"trained and sent ({count * 4 / 1e6:,.1f} MB)",
     )
-    contents = fingerprint(clients.examples, held_out or {})
-    spec = {**options.chosen(), "partition_seed": options.seed, "contents": contents}
+    contents = fingerprint(clients.examples, held_out or {}, flatten_dict(frozen.arrays))
+    spec = {**options.chosen(), "partition_seed": options.seed, "contents": contents, "is_chat": is_chat}
     return Task(
         name, clients=clients, test=held_out, test_owners=owners if held_out else None, label=None, eval_batch=8,
         frozen=frozen, description=f"{path.name}, next token by {folder.name}", spec=spec, notes=notes,
@@ -142,13 +143,13 @@ def with_adapters(
 
 def read_clients(
     path: Path, folder: Path, context: int, options: TaskOptions
-) -> tuple[FederatedData, np.ndarray, dict[str, np.ndarray] | None]:
+) -> tuple[FederatedData, np.ndarray, dict[str, np.ndarray] | None, bool]:
     """Return the clients' sequences, and the test sequences with their owners: `test_fraction` of each client's.
 
     The tokens are cached, see `fedoptax.data.cache`.
     """
     column = options.client_column or "client"
-    files = sorted(path.rglob("*.[tT][xX][tT]")) if path.is_dir() else [path]
+    files = find_files(path, {".txt"}) if path.is_dir() else [path]
     files += [folder / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
 
     def decode() -> Rows:
@@ -156,14 +157,16 @@ def read_clients(
         for client, examples in enumerate(texts.values()):
             sequences = as_sequences(examples, tokenizer, context)
             left_out += not len(sequences["x"])
-            yield from {**sequences, "client": np.full(len(sequences["x"]), client, np.int32)}.items()
+            about = {"client": client, "chat": any(example.get("messages") is not None for example in examples)}
+            of_rows = {name: np.full(len(sequences["x"]), value, np.int32) for name, value in about.items()}
+            yield from {**sequences, **of_rows}.items()
         if left_out == len(texts):
             raise DataError(f"{path} has no token in the loss within {context} tokens (context)")
         if left_out:
             logging.getLogger("fedoptax").warning("note: %d clients left out: no learned token in them", left_out)
 
     key = hashlib.sha256(f"{path.resolve()} {column} {context}".encode()).hexdigest()[:8]
-    arrays = cached(f"tokens-{key}", [file for file in files if file.exists()], 2, decode)
+    arrays = cached(f"tokens-{key}", [file for file in files if file.exists()], 3, decode)
     ids, sizes = np.unique(arrays["client"], return_counts=True)
     count = len(ids) if options.num_clients is None else check_int("num_clients", options.num_clients, 1, len(ids))
     sizes, end, share = sizes[:count], sizes[:count].sum(), options.test_fraction
@@ -174,7 +177,8 @@ def read_clients(
     examples = {name: np.asarray(arrays[name][:end, :width]) for name in ("x", "y")}
     clients = FederatedData(examples, np.concatenate([[0], np.cumsum(sizes)]))
     left, held_out, owners = clients.split(0.1 if share is None else share, options.seed)
-    return (left, owners, held_out) if len(owners) else (clients, owners, None)
+    parts = (left, owners, held_out) if len(owners) else (clients, owners, None)
+    return *parts, bool(arrays["chat"][:end].any())
 
 
 def with_lora(task: Task, base: str | Path | Tree, rank: int) -> Task:

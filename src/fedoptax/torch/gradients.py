@@ -72,7 +72,7 @@ def to_array(tensor: Tensor, name: str) -> jax.Array:
     """
     if tensor.dtype == torch.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
         raise UsageError(f"module must be of float32 unless jax_enable_x64 is set, got '{name}' of float64")
-    tensor = tensor.detach().contiguous()
+    tensor = tensor.detach().to_dense().contiguous()
     return jnp.from_dlpack(tensor.cpu() if tensor.is_cuda and jax.default_backend() != "gpu" else tensor)
 
 
@@ -262,14 +262,17 @@ class ModuleGradient:
             self.module.train()
             with torch.random.fork_rng(sorted({p.get_device() for p in parameters if p.is_cuda})), torch.enable_grad():
                 torch.manual_seed(seed)
+                versions = [p._version for p in parameters]
                 result = self.loss(self.module, as_tensors(batch, parameters[0].device))
                 value: Any = 0.0
                 for part in result if isinstance(result, Iterator) else [result]:
                     check_loss(part).backward()
                     value = value + part.detach()
+                if versions != [p._version for p in parameters]:
+                    raise UsageError("loss must not write to the module's parameters, as Embedding(max_norm=...) does")
             with torch.no_grad():
                 for b, before in zip(self.module.buffers(), statistics):
-                    b.copy_(before)
+                    b.data = before
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         tree = jax.tree.unflatten(jax.tree.structure(params), [to_array(g, "gradient") for g in grads])
         return to_array(value.to(getattr(torch, gradient_form(params)[0].dtype.name)), "loss"), tree

@@ -33,7 +33,7 @@ def with_loop(
 
     Args:
       algorithm: one of the FedOpt family, where clients only send Δ (`fedavg`, `fedadam`, ...).
-      module: the module; the loop finds the server's parameters in it.
+      module: the module; the loop finds it in training mode, with the server's parameters.
       train: `(module, examples, config) -> number of examples`, or `-> (number of examples, mean loss)`; without a loss
         the round's training loss is 0. `examples` are those of the client: in a run all its arrays by field, whole
         numbers as int64, once; in an eager round what its `batches`, a list of one, hold.
@@ -56,6 +56,7 @@ def with_loop(
             if buffers:
                 gradients.load_buffers(module, buffers)
             before = {name: p.detach().clone() for name, p in trained(module).items()}
+            module.train()  # an evaluation leaves it in eval mode
             _, loss = examples_and_loss(train(module, examples, {**(config or {}), **rates}))
             change = {name: to_array(p.detach() - before[name], name) for name, p in trained(module).items()}
             delta = jax.tree.unflatten(jax.tree.structure(params), [change[name] for name in gradients.flatten(params)])
@@ -66,8 +67,7 @@ def with_loop(
             raise UsageError("algorithm must be one whose clients receive x and send only Δ, such as fedadam")
         data: Any = ()
         if isinstance(batches, Batches) and batches.examples is not None:
-            data = batches.examples()
-            data = data._replace(key=jax.random.key_data(data.key))
+            data = (own := batches.examples())._replace(key=jax.random.key_data(own.key))
         elif isinstance(batches, Batches) or len(batches) != 1 or isinstance(batches[0], Minibatch):
             raise UsageError("batches must be [examples], and in a run the engine compiled")
         has_buffers = isinstance(client, ModuleState)

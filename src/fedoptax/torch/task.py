@@ -13,6 +13,7 @@ from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
 from fedoptax.engine.xla import call_host
 from fedoptax.errors import UsageError, check_output
+from fedoptax.tasks.custom import fingerprint
 from fedoptax.tasks.task import Task
 from fedoptax.torch import gradients
 
@@ -50,26 +51,31 @@ def module_task(
     gradient = gradients.ModuleGradient(module, loss, restores_buffers=True)
     device = next(iter(gradients.trained(module).values())).device
     start = jax.tree.map(np.asarray, gradients.params_from_module(module))
+    frozen = {n: p.detach().cpu() for n, p in module.named_parameters() if not p.requires_grad}
+    if contents := {n: p.reshape(-1).view(torch.uint8).numpy() for n, p in frozen.items()}:
+        attributes["spec"] = {"contents": fingerprint(contents), **attributes.get("spec", {})}
 
     def values_on_host(params: Tree, examples: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        size = len(jax.tree.leaves(examples)[0])
+        mask = np.asarray(examples.get("mask", np.ones(len(jax.tree.leaves(examples)[0]), bool)))
+        mask = mask if mask.any() else ~mask
 
         def compute(key: str) -> np.ndarray:
             value: Any = metrics[key](module, batch)
+            size, rows = int(mask.sum()), np.zeros((2, len(mask)), np.float32)
             pair = value if isinstance(value, tuple) and len(value) == 2 else (value, np.ones(size, np.float32))
             arrays = [a.detach().float().cpu().numpy() if isinstance(a, Tensor) else a for a in pair]
-            return np.stack([check_output(f"metric '{key}'", a, (size,), "real") for a in arrays]).astype(np.float32)
+            rows[:, mask] = [check_output(f"metric '{key}'", a, (size,), "real") for a in arrays]
+            return rows
 
         with gradient.holding(params), torch.no_grad():
             module.eval()
-            batch = gradients.as_tensors(examples, device)
+            batch = gradients.as_tensors(gradients.real_examples({**examples, "mask": mask}), device)
             return {key: compute(key) for key in metrics}
 
     def values(params: Tree, batch: Mapping[str, Any]) -> dict[str, tuple[jax.Array, jax.Array]]:
         check_statistics(module)
-        examples = {field: a for field, a in batch.items() if field != "mask"}
-        form = jax.ShapeDtypeStruct((2, len(jax.tree.leaves(examples)[0])), jnp.float32)
-        pairs = call_host(values_on_host, dict.fromkeys(metrics, form), params, examples)
+        form = jax.ShapeDtypeStruct((2, len(jax.tree.leaves(batch)[0])), jnp.float32)
+        pairs = call_host(values_on_host, dict.fromkeys(metrics, form), params, batch)
         return {key: (pair[0], pair[1]) for key, pair in pairs.items()}
 
     def init(key: jax.Array) -> Tree:
