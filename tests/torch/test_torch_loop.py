@@ -7,7 +7,6 @@ import pytest
 import fedoptax as fx
 import fedoptax.torch as ft
 from federations import deployment, need_flower
-from fedoptax.deploy.client import default_client
 from fedoptax.wrappers.uploads import upload_form
 from oracles.compare import grad_fn
 from oracles.problem import make
@@ -15,7 +14,7 @@ from small import ragged_clients, small_task
 from small_rounds import close
 from torch_models import Net, NormNet, cross_entropy, net, rounds, torch, torch_task
 
-PROBLEM = make()
+PROBLEM, CLIENTS = make(), small_task().clients
 
 
 def as_tensors(batch):
@@ -85,26 +84,26 @@ def test_what_cannot_be_a_loops_client_is_refused(algorithm, train, argument):
         looped.client_update(None, looped.broadcast(looped.init(params)), client, [[]])
 
 
-def test_a_deployed_loop_is_told_the_round_and_tells_its_examples():
+def test_a_deployed_loop_is_told_the_round_and_tells_its_examples(monkeypatch):
     need_flower()
-    from fedoptax.torch.app import LoopClient
+    from fedoptax.torch.app import loop_app
 
+    monkeypatch.setattr("fedoptax.torch.app.client_app", lambda make: make)
     told = []
 
     def train(module, examples, config):
         told.append((config, {name: array.shape for name, array in examples.items()}))
         with torch.no_grad():
-            module.out.bias += 1
+            module.norm(torch.zeros(2, 5))
         return 5, 0.25
 
-    given, module = deployment("fedadam", compress="topk:fraction=0.5"), Net()
-    base = default_client(small_task(), given, 2)
-    client = LoopClient(base.task, base.algorithm, base.work, base.partition, base.seed, given, module, train)
-    params = ft.params_from_module(module)
-    message = base.algorithm.broadcast(base.algorithm.init(params))
-    upload, _, loss, examples = client.train(message, base.algorithm.init_client(params), 4)
-    assert (loss, examples) == (0.25, 5)
-    wanted = upload_form(base.algorithm, jax.eval_shape(base.task.init, jax.random.key(0)))
+    given, module = deployment("fedadam", compress="topk:fraction=0.5"), NormNet()
+    task, params = ft.module_task("norm", module, cross_entropy, {}, CLIENTS), ft.params_from_module(module)
+    client = loop_app(module, train)(task, given, 2)
+    message = client.algorithm.broadcast(client.algorithm.init(params))
+    upload, state, loss, examples = client.train(message, client.algorithm.init_client(params), 4)
+    assert (loss, examples) == (0.25, 5) and state.inner.buffers["norm/num_batches_tracked"] == 1
+    wanted = upload_form(client.algorithm, jax.eval_shape(task.init, jax.random.key(0)))
     assert jax.tree.map(np.shape, upload) == jax.tree.map(np.shape, wanted)
     ((config, shapes),) = told
     assert config.items() >= {"client_lr": 0.05, "batch_size": 50, "local_epochs": 1, "seed": 3, "round": 4}.items()

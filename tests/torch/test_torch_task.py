@@ -72,10 +72,10 @@ def test_statistics_are_part_of_a_deployed_clients_state():
     module = NormNet()
     params = ft.params_from_module(module)
     algorithm = ft.with_module(fx.fedavg(0.1), module, cross_entropy)
-    client, state = NodeClient(small_task(), algorithm, LocalWork(4, 1), 2, 3), algorithm.init_client(params)
+    client, state = NodeClient(small_task(), algorithm, LocalWork(11, 1), 2, 3), algorithm.init_client(params)
     message = algorithm.broadcast(algorithm.init(params))
     for round in range(3):
-        _, state, _, _ = client.train(message, state, round)
-        assert state.buffers["norm/num_batches_tracked"] == 3 * (round + 1)
+        (_, first, _, _), (_, state, _, _) = (client.train(message, state, round) for _ in range(2))  # repeated
+        assert first.buffers["norm/num_batches_tracked"] == state.buffers["norm/num_batches_tracked"] == round + 1
         torch.nn.init.constant_(module.norm.running_var, -1.0)  # another client's, or another process
         module.norm.num_batches_tracked.fill_(100)

@@ -36,11 +36,12 @@ def loop_app(module: nn.Module, train: Train) -> ClientApp:
 
     The module has the names and shapes of the task's parameters. `train` is as in `with_loop`; `examples` are the
     arrays of the client's partition by field, and `config` holds the deployment's hyper-parameters, `batch_size`,
-    `local_epochs`, `local_steps`, `seed` and `round`.
+    `local_epochs`, `local_steps`, `seed` and `round`, and for a scheduled client rate `lr`, its value in this round.
     """
 
     def make(task: Task, deployment: Deployment, partition: int) -> LoopClient:
-        client = default_client(task, deployment, partition)
+        algorithm = deployment.build_algorithm(partial(with_loop, module=module, train=train))
+        client = replace(default_client(task, deployment, partition), algorithm=algorithm)
         return LoopClient(**vars(client), deployment=deployment, module=module, loop=train)
 
     return client_app(make)
@@ -67,5 +68,4 @@ class LoopClient(NodeClient):
         change = partial(with_loop, module=self.module, train=remembering, config=config)
         update: Any = self.deployment.build_algorithm(change).client_update
         upload, state, _ = jax.device_get(update(None, message, state, [real_examples(self.examples())]))
-        (examples, loss), *_ = results
-        return upload, state, loss, examples
+        return upload, state, results[0][1], results[0][0]

@@ -50,7 +50,7 @@ def load_params(module: nn.Module, params: Tree) -> None:
     """Copy parameters into the module, in place; all of them, or none if one does not fit.
 
     `params` is a tree as `params_from_module` returns it, or arrays by name, such as `hidden/weight`, as in the
-    `params.npz` of a run's folder. A name that is missing or unknown, another shape or dtype is a `UsageError`.
+    `params.npz` of a run's folder (bfloat16 is float32 there). Another name, shape or dtype is a `UsageError`.
     """
     _copy("params", trained(module), params)
 
@@ -209,11 +209,11 @@ class ModuleGradient:
     def __init__(self, module: nn.Module, loss: ModuleLoss, restores_buffers: bool = False) -> None:
         self.module, self.loss, self.restores_buffers = module, loss, restores_buffers
         self._last_place: Any = None
-        self._last_seed: int | None = None
+        self._last: Any = None, []  # the last seed, and the versions of the buffers after its gradient
 
     def at_batch(self, place: Any, batch: Tree, params: Tree) -> tuple[jax.Array, Tree]:
         """Compute loss and gradient on any batch; if its place is not that of the call before, PyTorch draws a seed."""
-        seed = self._last_seed if place is self._last_place else None
+        seed = self._last[0] if place is self._last_place else None
         self._last_place = place
         return self._compute(params, batch, int(torch.randint(2**62, ())) if seed is None else seed)
 
@@ -256,23 +256,23 @@ class ModuleGradient:
     def _compute(self, params: Tree, batch: Tree, seed: int) -> tuple[jax.Array, Tree]:
         """Compute loss and gradient; running statistics change once for calls with the same seed."""
         with self.holding(params) as parameters:
-            is_restored = self.restores_buffers or seed == self._last_seed
+            is_restored = self.restores_buffers or self._last == (seed, [b._version for b in self.module.buffers()])
             statistics = [b.clone() for b in self.module.buffers()] if is_restored else []
-            self._last_seed = seed
             self.module.train()
             with torch.random.fork_rng(sorted({p.get_device() for p in parameters if p.is_cuda})), torch.enable_grad():
                 torch.manual_seed(seed)
-                versions = [p._version for p in parameters]
+                versions = [(p._version, p.data_ptr()) for p in parameters]
                 result = self.loss(self.module, as_tensors(batch, parameters[0].device))
                 value: Any = 0.0
                 for part in result if isinstance(result, Iterator) else [result]:
                     check_loss(part).backward()
                     value = value + part.detach()
-                if versions != [p._version for p in parameters]:
+                if versions != [(p._version, p.data_ptr()) for p in parameters]:
                     raise UsageError("loss must not write to the module's parameters, as Embedding(max_norm=...) does")
             with torch.no_grad():
                 for b, before in zip(self.module.buffers(), statistics):
                     b.data = before
+            self._last = seed, [b._version for b in self.module.buffers()]
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         tree = jax.tree.unflatten(jax.tree.structure(params), [to_array(g, "gradient") for g in grads])
         return to_array(value.to(getattr(torch, gradient_form(params)[0].dtype.name)), "loss"), tree

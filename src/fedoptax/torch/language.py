@@ -48,10 +48,10 @@ def causal_lm_task(
     size = None if micro_batch is None else check_int("micro_batch", micro_batch)
 
     def sequences(examples: Examples) -> dict[str, np.ndarray]:
-        if isinstance(examples, str | Mapping):
+        if isinstance(examples, str | Path | Mapping):
             raise UsageError(f"clients and test must hold lists of examples, got one, {shorten(repr(examples))}")
         rows = ({"text": example} if isinstance(example, str) else example for example in examples)
-        return as_sequences(rows, texts, context)
+        return as_sequences(rows, texts, check_int("context", context))
 
     def score(module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Logits (n, vocabulary, time), targets and losses (n, time), up to the last learned token."""

@@ -55,10 +55,10 @@ def with_loop(
             gradients.load_params(module, params)
             if buffers:
                 gradients.load_buffers(module, buffers)
-            before = {name: p.detach().clone() for name, p in trained(module).items()}
+            before = {name: (p, p.detach().clone()) for name, p in trained(module).items()}
             module.train()  # an evaluation leaves it in eval mode
             _, loss = examples_and_loss(train(module, examples, {**(config or {}), **rates}))
-            change = {name: to_array(p.detach() - before[name], name) for name, p in trained(module).items()}
+            change = {name: to_array(p.detach() - old.to(p.device), name) for name, (p, old) in before.items()}
             delta = jax.tree.unflatten(jax.tree.structure(params), [change[name] for name in gradients.flatten(params)])
             return delta, np.float32(loss), buffers and gradients.buffers_from_module(module)
 

@@ -152,7 +152,7 @@ class FedLAMB(LocalAMSGrad):
 
     def _changes(self, group: dict[str, Any], moving: Sequence[Tensor]) -> list[Tensor]:
         u = [self._direction(group, p).add(p, alpha=group["weight_decay"]) for p in moving]
-        phi = self.defaults["phi"] if callable(self.defaults["phi"]) else _PHI[self.defaults["phi"]]
+        phi = group.get("phi", self.defaults["phi"])
         layers: list[Any] = list(range(len(moving)))
         if group["layers"] == "module":
             names = {p: name.rpartition(".")[0] for p, name in zip(group["params"], group["param_names"])}
@@ -161,7 +161,7 @@ class FedLAMB(LocalAMSGrad):
         changes = []
         for direction, layer in zip(u, layers):
             norm = norms_of_u[layer]
-            length = group["lr"] * torch.as_tensor(phi(norms_of_theta[layer])).to(norm)
+            length = group["lr"] * torch.as_tensor(_PHI.get(phi, phi)(norms_of_theta[layer])).to(norm)
             changes.append(torch.where(norm > 0, length / norm, 0.0).to(direction.dtype) * direction)
         return changes
 
@@ -305,4 +305,4 @@ def _evaluate(closure: Callable[[], Any] | None) -> Any:
 
 
 def _gradient(p: Tensor) -> Tensor:
-    return torch.zeros_like(p) if p.grad is None else p.grad.clone()
+    return torch.zeros_like(p) if p.grad is None else p.grad.to_dense().clone()

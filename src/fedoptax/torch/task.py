@@ -32,8 +32,8 @@ def module_task(
 ) -> Task:
     """A task with a PyTorch module as its model.
 
-    Every client starts from the module's present parameters, whatever the seed. A run does not change them;
-    `load_params(module, result.params)` gives the module those of a run.
+    Every client starts from the module's present parameters, whatever the seed. A run does not change them, but
+    its mode (`train` or `eval`); `load_params(module, result.params)` gives the module those of a run.
 
     Args:
       name: for tables and files.
