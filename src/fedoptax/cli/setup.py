@@ -133,7 +133,7 @@ def reload_task(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
     arguments = {key: spec[key] for key in recipe_of(name).option_types() if key in spec}
     task = load_task(name, seed=spec.get("partition_seed", 0), data_dir=data_dir, **arguments)
     if spec.get("contents") not in (None, task.spec.get("contents")):
-        raise RunError(f"'{name}' has changed since the run started")
+        raise RunError(f"'{name}' has changed since the run started, or its base model has")
     return task
 
 
