@@ -144,9 +144,9 @@ def with_adapters(
 def read_clients(
     path: Path, folder: Path, context: int, options: TaskOptions
 ) -> tuple[FederatedData, np.ndarray, dict[str, np.ndarray] | None, bool]:
-    """Return the clients' sequences, and the test sequences with their owners: `test_fraction` of each client's.
+    """Return the clients' sequences, the owners and sequences for tests, and whether some are of conversations.
 
-    The tokens are cached, see `fedoptax.data.cache`.
+    `test_fraction` of each client's are for tests. The tokens are cached, see `fedoptax.data.cache`.
     """
     column = options.client_column or "client"
     files = find_files(path, {".txt"}) if path.is_dir() else [path]
