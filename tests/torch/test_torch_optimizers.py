@@ -19,14 +19,16 @@ BATCHES = [{"x": torch.tensor(b["x"]).float(), "y": torch.tensor(b["y"])} for b 
 CORRECTED = {"lr": 0.003, "b2": 0.5, "v0": 0.01, "bias_correction": True}
 BY_MODULE = {"lr": 0.02, "layers": "module", "phi": "identity"}
 RELEASED = {"lr": 0.02, "rho": 0.1, "variant": "released"}
-of_group = lambda net: {"params": net.named_parameters(), **BY_MODULE}  # noqa: E731
 OPTIMIZERS = {
     "LocalAMSGrad": (
         fx.local_amsgrad(**CORRECTED | {"bias_correction": "momentum"}),
         lambda net: ft.LocalAMSGrad(net.parameters(), **CORRECTED),
     ),
     "FedLAMB": (fx.fedlamb(0.02, weight_decay=0.1), lambda net: ft.FedLAMB(net.parameters(), 0.02, weight_decay=0.1)),
-    "FedLAMB by module": (fx.fedlamb(**BY_MODULE), lambda net: ft.FedLAMB([of_group(net)], 1.0)),
+    "FedLAMB by module": (
+        fx.fedlamb(**BY_MODULE),
+        lambda net: ft.FedLAMB([{"params": net.named_parameters(), **BY_MODULE}], 1.0),
+    ),
     "STEM": (fx.stem(0.2), lambda net: ft.STEM(net.parameters(), 0.2)),
     "FAFED": (fx.fafed(0.02, rho=0.1), lambda net: ft.FAFED(net.parameters(), 0.02, rho=0.1)),
     "FAFED as released": (fx.fafed(**RELEASED), lambda net: ft.FAFED(net.parameters(), **RELEASED)),

@@ -68,4 +68,5 @@ class LoopClient(NodeClient):
         change = partial(with_loop, module=self.module, train=remembering, config=config)
         update: Any = self.deployment.build_algorithm(change).client_update
         upload, state, _ = jax.device_get(update(None, message, state, [real_examples(self.examples())]))
-        return upload, state, results[0][1], results[0][0]
+        (examples, loss), *_ = results
+        return upload, state, loss, examples

@@ -57,7 +57,7 @@ def module_task(
 
     def values_on_host(params: Tree, examples: Mapping[str, Any]) -> dict[str, np.ndarray]:
         mask = np.asarray(examples.get("mask", np.ones(len(jax.tree.leaves(examples)[0]), bool)))
-        mask = mask if mask.any() else ~mask
+        mask = mask if mask.any() else ~mask  # a client without examples: what is computed does not count
 
         def compute(key: str) -> np.ndarray:
             value: Any = metrics[key](module, batch)
@@ -78,10 +78,8 @@ def module_task(
         pairs = call_host(values_on_host, dict.fromkeys(metrics, form), params, batch)
         return {key: (pair[0], pair[1]) for key, pair in pairs.items()}
 
-    def init(key: jax.Array) -> Tree:
-        return jax.tree.map(jnp.asarray, start)
-
-    return Task(name, init, _differentiable(gradient), values, clients, test, **attributes)
+    loss_of = _differentiable(gradient)
+    return Task(name, lambda key: jax.tree.map(jnp.asarray, start), loss_of, values, clients, test, **attributes)
 
 
 def check_statistics(module: nn.Module) -> None:
