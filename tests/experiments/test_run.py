@@ -150,11 +150,12 @@ def test_another_experiment_is_not_continued(tmp_path):
         (fx.fedavg(0.1), "a", {}, "belong to another experiment"),
         (ALGORITHM, "a", {"faults": {"dropout": 0.1}}, "faults"),
         (ALGORITHM, "a", {"aggregate": "median"}, "aggregate"),
+        (ALGORITHM, "a", {"task": small_task(test=TASK.clients.client(1))}, "data_checksum"),
         (ALGORITHM, "missing", {}, "cannot be read"),
     ]
     for algorithm, folder, options, reason in calls:
         with pytest.raises(fx.RunError, match=reason):
-            fx.run(TASK, algorithm, rounds=4, resume_from=tmp_path / folder, **(OPTIONS | options))
+            fx.run(algorithm=algorithm, rounds=4, resume_from=tmp_path / folder, **{"task": TASK, **OPTIONS, **options})
 
 
 @pytest.mark.parametrize("place", ["device", pytest.param("host", marks=pytest.mark.long)])

@@ -86,7 +86,7 @@ def test_an_unknown_or_missing_tracker_is_refused_before_anything_is_written(tmp
 
 def test_a_config_is_flat_for_trackers():
     task = {"b": 1, "c": {"d": "x"}, "partition": "iid"}
-    config = {"task": task, "partition": {"sizes": [1], "heterogeneity": 0.5}, "e": None, "f": True}
+    config = {"task": task, "partition": {"sizes": [1], "measures": {"size_min": 0.5}}, "e": None, "f": True}
     assert flatten_config(config) == {"task.b": 1, "task.c.d": "x", "task.partition": "iid", "f": True}
 
 

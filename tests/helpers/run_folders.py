@@ -48,10 +48,9 @@ def write_run(
         "algorithm": {"name": name, "hyperparameters": {"client_lr": 0.1} if hyper is None else hyper,
                       "reference": "Reddi et al. 2021, Algorithm 2"},
         "rounds": len(values), "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "weighting": "examples",
-        "seed": seed, "eval_every": 1, "num_params": 12345,
-        "bytes": {"down_per_client": 49380, "up_per_client": 49380},
-        "primary_metric": "test_accuracy", "higher_is_better": True,
-        "partition": {"sizes": np.sum(counts, 1).tolist(), "label_counts": counts, "heterogeneity": 0.55},
+        "seed": seed, "eval_every": 1, "num_params": 12345, "higher_is_better": True,
+        "bytes": {"down_per_client": 49380, "up_per_client": 49380}, "primary_metric": "test_accuracy",
+        "partition": {"sizes": [*map(sum, counts)], "label_counts": counts, "measures": {"total_variation_mean": 0.55}},
         "environment": {"python": "3.11.7", "jax": "0.10.2", "device": "cpu: cpu x 1"},
     } | config  # fmt: skip
     write_json(folder / "config.json", content)

@@ -95,7 +95,7 @@ def write_hard_page(folder: Path) -> Path:
     write_run(runs / "constant", [0.5] * 10, name="constant", losses=[0.0] * 10)
     write_run(runs / "negative", [-1.0, 0.0, 1.0], name="negative", losses=[-3.0, 0.0, 2.0])
     write_run(runs / "point", [0.7], name="point")
-    sizes = {"sizes": [5, 5], "label_counts": None, "heterogeneity": None}
+    sizes = {"sizes": [5, 5], "label_counts": None}
     write_run(runs / "unlabelled", ramp(0.8), name="unlabelled", partition=sizes, task={"name": "other"})
     grid = {HOSTILE: [0.1, 1.0, 10.0], "b": [1, 2, 3]}
     write_search(runs / "search", {(a, b): 0.1 * b for a in grid[HOSTILE] for b in grid["b"]}, grid, algorithm=HOSTILE)

@@ -121,7 +121,7 @@ def test_runs_without_rounds_metrics_or_partition(tmp_path, monkeypatch):
     assert "still running, or killed, after 0 of 10 rounds" in html and "No round was recorded" in html
     assert "Clients over rounds" not in html
     write_run(tmp_path / "b", [None] * 5, name="fedavg", primary_metric=None, higher_is_better=None, local_epochs=None)
-    sizes = {"sizes": [3, 4, 5], "label_counts": None, "heterogeneity": None}
+    sizes = {"sizes": [3, 4, 5], "label_counts": None}
     write_run(tmp_path / "c", ramp(0.9), name="fedprox", partition=sizes)
     write_report(tmp_path)
     (row,) = final_table(load_runs(tmp_path)).query("algorithm.str.startswith('fedavg')").to_dict("records")

@@ -28,10 +28,8 @@ class Partition(NamedTuple):
         text = f"{format_count(len(self.sizes), 'client')} hold {format_count(int(self.sizes.sum()), 'example')}: "
         text += f"{low:,.0f} to {high:,.0f} each, median {middle:,.0f}."
         if self.heterogeneity is not None:
-            text += (
-                f" Heterogeneity {self.heterogeneity:.2f}: the mean total-variation distance between a client's labels"
-                " and all labels, 0 if all clients are equal, near 1 with one class per client."
-            )
+            text += f" Heterogeneity {self.heterogeneity:.2f}: the mean total-variation distance between a client's"
+            text += " labels and all labels, 0 if all clients are equal, near 1 with one class per client."
         return text
 
 
@@ -51,7 +49,7 @@ def make_partition(config: Mapping[str, Any]) -> Partition | None:
     sizes = np.asarray(record["sizes"], np.int64)
     labels = record.get("label_counts")
     counts = np.asarray(labels[:SHOWN], np.int64) if labels else None
-    return Partition(task_title(config), sizes, counts, record.get("heterogeneity"))
+    return Partition(task_title(config), sizes, counts, record.get("measures", {}).get("total_variation_mean"))
 
 
 def task_title(config: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import fedoptax
 from fedoptax._files import read_json, reading, to_plain, write_json
 from fedoptax.algorithms import ALGORITHMS
-from fedoptax.data.heterogeneity import label_counts, label_skew, measures
+from fedoptax.data.heterogeneity import label_counts, measures
 from fedoptax.engine.evaluation import describe_metrics, primary_metric
 from fedoptax.engine.faults import Faults, as_faults
 from fedoptax.engine.options import RunOptions, options_of
@@ -24,10 +24,12 @@ from fedoptax.engine.plan import Plan
 from fedoptax.engine.program import Program
 from fedoptax.engine.sampling import random_settings
 from fedoptax.errors import RunError
+from fedoptax.tasks.custom import fingerprint
 from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task, positive_class
 
 FORMAT = 1
+CHECKED_ROWS = 10_000  # of each split, evenly spread, that `data_checksum` is computed from
 MAY_CHANGE = {
     "environment", "fedoptax", "trackers", "gradients_per_step", "rates", "metrics", "random", "deployment",
     "paper_weighting", "command", "client_names", "majority", "positive",
@@ -52,6 +54,8 @@ def run_config(
     split = "val" if task.test is None and task.validation is not None else "test"
     is_measured = bool(task.test or task.validation)
     primary = primary_metric(task) if is_measured else task.primary_metric
+    splits = (part or {} for part in (task.clients.examples, task.test, task.validation))
+    rows = [{name: np.asarray(a)[:: len(a) // CHECKED_ROWS + 1] for name, a in part.items()} for part in splits]
     classes, positive = list(map(str, () if task.classes is None else task.classes)), positive_class(task)
     return {
         "format": FORMAT,
@@ -61,6 +65,7 @@ def run_config(
         "algorithm": {**algorithm, "reference": paper},
         **record_options(options),
         **({"speeds_crc32": crc32(path.read_bytes())} if (path := Path(options.speeds or "")).is_file() else {}),
+        "data_checksum": fingerprint(*rows),
         "random": random_settings(),
         **({"wrappers": dict(wrappers)} if wrappers else {}),
         **({"trackers": names} if names else {}),
@@ -149,17 +154,14 @@ def partition_record(task: Task) -> dict[str, Any]:
     return {
         "sizes": sizes.tolist(),
         "label_counts": None if counts is None else counts[:1000].tolist(),
-        "heterogeneity": None if counts is None else round(label_skew(counts)["total_variation_mean"], 4),
         "measures": {name: round(value, 4) for name, value in measures(counts, sizes).items()},
     }
 
 
 def count_labels(task: Task) -> np.ndarray | None:
     """Return the number of examples per client and class, int64 (N, C); None for examples without a class."""
-    labels = task.clients.examples.get(task.label) if task.label else None
-    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
-        return None
-    if not 0 <= labels.min() <= labels.max() < 10_000:  # numbers, not classes
+    labels = np.asarray(task.clients.examples.get(task.label or "", ()))
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not 0 <= labels.min() <= labels.max() < 10_000:  # numbers
         return None
     return label_counts(labels, np.split(np.arange(len(labels)), task.clients.offsets[1:-1]), int(labels.max()) + 1)
 
