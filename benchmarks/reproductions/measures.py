@@ -315,9 +315,13 @@ def correct_leads(tables: Sequence[Table]) -> None:
 
 
 def in_several(tables: Mapping[str, Table], kind: str) -> dict[str, list[str]]:
-    """Name the methods that are significantly above FedAvg in several tables, with these, and below it in none."""
+    """Name the methods that are significantly above FedAvg in several tables, with these, and below it in none.
+
+    Below it is a method with an interval below 0, which is not corrected: a correction must not hide harm.
+    """
     above = {name: table.against(kind, "holds") for name, table in tables.items()}
-    below = {method for table in tables.values() for method in table.against(kind, "contradicted")}
+    tests = [(row.name, getattr(row, kind)) for table in tables.values() for row in table.rows]
+    below = {method for method, test in tests if test and test.high < 0}
     found = {method: [name for name in above if method in above[name]] for names in above.values() for method in names}
     return {method: names for method, names in found.items() if len(names) > 1 and method not in below}
 

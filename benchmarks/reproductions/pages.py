@@ -23,6 +23,7 @@ import claims
 import histories
 import measures
 from claims import Claim
+from fedoptax.report.searches import describe_values
 from fedoptax.report.words import format_quantity, format_setting, join_words
 from histories import Step
 from measures import Table
@@ -134,7 +135,7 @@ def render() -> dict[Path, str]:
         "p": show_p,
         "median": lambda values: float(np.median(values)),
     }
-    env.globals |= {"show": show, "measures": measures}
+    env.globals |= {"show": show, "measures": measures, "describe_values": describe_values}
     every = {recipe.stem: recipe for recipe in recipes()}
     page = env.get_template("page.md.j2")
     pages = {RESULTS / f"{stem}.md": page.render(recipe=recipe) for stem, recipe in every.items()}

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from fedoptax.data.datasets import cifar, emnist, mnist
-from fedoptax.errors import DataError
 from files import cifar_batch, idx, write, write_cifar, write_femnist, write_leaf, write_mnist, write_tff
 from refusals import refused
 
@@ -90,8 +89,7 @@ class RemovesAFile:
 def test_a_pickle_may_name_only_arrays(tmp_path, monkeypatch):
     files = cifar10_files() | {"cifar-10-batches-py/test_batch": pickle.dumps(RemovesAFile(tmp_path))}
     write_cifar(tmp_path, monkeypatch, "cifar10", files)
-    with pytest.raises(DataError, match=r"test_batch .*names (posix|nt|os)\.remove"):
-        cifar.load10(tmp_path)
+    refused(lambda: cifar.load10(tmp_path), "test_batch ", "names ", ".remove")
     assert (tmp_path / "precious").exists()
 
 
@@ -136,8 +134,7 @@ ONE = pixels(0, 1, (784,))
 def test_inconsistent_femnist_is_refused(tmp_path, train):
     path = write_femnist(tmp_path, IMAGES, TESTED) / "femnist" / "train" / "1.json.gz"
     write_leaf(path, {"b": (ONE, [0]), "c": (ONE, [0])}, **train)
-    with pytest.raises(DataError, match=r"train|femnist"):
-        emnist.load(tmp_path)
+    refused(lambda: emnist.load(tmp_path), "femnist")
 
 
 @pytest.mark.parametrize(

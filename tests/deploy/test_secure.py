@@ -216,14 +216,13 @@ def test_a_node_that_sends_nonsense_is_left_out_or_not_needed(tmp_path: Path, st
 
 @pytest.mark.parametrize(
     ("number", "round", "reason"),
-    [(2**30, 0, "of the range instead of at most 1"), (2**29, 1, "upload: norm .* times the run's")],
+    [(2**30, 0, "of the range instead of at most 1"), (2**29, 1, "times the run's")],
 )
 def test_a_sum_that_no_honest_nodes_make_is_not_kept(tmp_path: Path, number: int, round: int, reason: str) -> None:
     given = secured(tmp_path / "run", "fedavg", clients=4, rounds=round + 1)
     nodes = Lying(given, tmp_path / "nodes")
     nodes.round, nodes.lie = round, lambda masked: masked + np.uint32(number)
-    with pytest.raises(RunError, match=f"honest nodes cannot produce this sum.*{reason}"):
-        run_in_memory(given, nodes)
+    refused(lambda: run_in_memory(given, nodes), "honest nodes cannot produce this sum", reason)
     assert [line["round"] for line in network_lines(tmp_path / "run")] == list(range(1, round + 1))
 
 

@@ -182,6 +182,9 @@ def test_groups_of_other_rounds_and_seeds_are_compared_by_what_they_share(tmp_pa
     assert table["early_window"].tolist() == [1, 1] and table["standing"].tolist() == ["best", ""]
     assert table["algorithm"].tolist() == ["fedadam (rounds=2)", "fedavg (rounds=20, faults=dropout 0.5)"], "unlike"
     assert table.loc[1, "behind"] == pytest.approx(0.05) and table.loc[1, "early_behind"] == pytest.approx(0.05)
+    for seed, status in enumerate(["completed", "running"]):  # highest, but not compared, as one run did not complete
+        write_run(tmp_path / f"c-{seed}", [0.9] * (2 - seed), seed=seed, name="mime", status=status, rounds=2)
+    assert "best" not in final_table(load_runs(tmp_path))["standing"].tolist()
     assert "by the mean over the 3 seeds in common" in find_verdicts(table)[0].text
 
 

@@ -75,7 +75,7 @@ def compare_groups(rows: Sequence[dict[str, Any]]) -> None:
             row[name] = p
     for of_one, prefix in product(problems, ("", "early_")):
         leaders = [row for row in of_one if row[f"{prefix}standing"]]
-        others = [row for row in of_one if row["complete"] and not row[f"{prefix}standing"]]
+        others = [row for row in of_one if row["finals"] and not row[f"{prefix}standing"]]
         if leaders and all(other[f"{prefix}p"] < LEVEL for other in others):
             leaders[0][f"{prefix}standing"] = "best"
 

@@ -42,7 +42,7 @@ def describe_search(result: SearchResult) -> str:
     lost = sum(trial.status == "diverged" for trial in result.trials)
     text = f"{result.points_done} of {search.size} points" + (f", of which {lost} diverged" if lost else "")
     text += f", ranked by the {metric_words(search.rule.metric)} {_last_rounds(search.rule.last)}"
-    ranges = [_describe_values(name, values) for name, values in result.explored.items() if len(values) > 1]
+    ranges = [describe_values(name, values) for name, values in result.explored.items() if len(values) > 1]
     how = {"zoom": f"; coarse first, then finer around the best: {', '.join(ranges)}"}
     text += how.get(search.search, f": {', '.join(ranges)}") if ranges else ""
     if best is None:
@@ -51,7 +51,7 @@ def describe_search(result: SearchResult) -> str:
     return f"{text}. Best: {values}, {metric_words(search.rule.metric)} {format_number(best.score)}."
 
 
-def _describe_values(name: str, values: Sequence[Any]) -> str:
+def describe_values(name: str, values: Sequence[Any]) -> str:
     """Describe the number, the range and the smallest spacing of values."""
     if not can_zoom(values):
         return f"{name} {join_words(list(map(format_setting, values)), 'or')}"
