@@ -225,7 +225,8 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_ctrl_c_and_a_killed_server_lose_no_round_and_leave_no_process(tmp_path):
+@pytest.mark.parametrize("program", ["flwr-serverapp", "flower-superlink"])
+def test_ctrl_c_and_a_killed_server_lose_no_round_and_leave_no_process(tmp_path, program):
     out, work = tmp_path / "run", tmp_path / "run-network"
     given = deployment("scaffold", hyperparameters={"client_lr": 0.05, "server_lr": 1.0}, rounds=5, out=str(out))
     new = ["--nodes=3", "--algorithm=scaffold", "--set=client_lr=0.05", "--set=server_lr=1.0", "--rounds=5", "--seed=3"]
@@ -244,11 +245,11 @@ def test_ctrl_c_and_a_killed_server_lose_no_round_and_leave_no_process(tmp_path)
     second = start("--resume", str(out))
     wait_until(lambda: len(network_lines(out)) >= 3 or second.poll() is not None, 400, "another round")
     assert second.poll() is None, second.communicate()
-    (server,) = [pid for pid, command in processes_of(work).items() if "flwr-serverapp" in command]
+    (server,) = [pid for pid, command in processes_of(work).items() if program in command]
     os.kill(server, signal.SIGKILL)
     _, error = second.communicate(timeout=300)
     assert second.returncode == 1 and f"--resume {out}" in error, error
-    wait_until(lambda: not processes_of(work), 10, "the processes end")
+    wait_until(lambda: not processes_of(work), 60, "the processes end")
     assert read_json(out / "summary.json")["rounds_done"] == max(rounds_of(out)) >= 2
 
     third = start("--resume", str(out), "--json")

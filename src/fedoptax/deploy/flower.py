@@ -50,6 +50,7 @@ def server_app() -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         use_cache(0.0)
         shorten_backoff()
+        grid._retry_invoker.max_time = 30.0  # seconds; by default the app asks a SuperLink that has ended for ever
         flower_log.propagate = False  # JAX's libraries give the root logger a handler: every line came twice
         deployment = from_table(context.run_config)
         if not deployment.nodes:

@@ -94,14 +94,14 @@ class LocalFederation:
         """
         command = ["flwr", "run", str(app), NAME, "--stream", "--run-config", str(settings)]
         process = self._run(command, log, self.work / "flower")
-        while process.poll() is None:
-            if self._superlink.poll() is not None:
-                raise RunError(f"the SuperLink ended: {last_words(self.work / 'superlink' / 'log.txt')}")
+        while process.poll() is None and self._superlink.poll() is None:
             if time.monotonic() > self._end:
                 raise RunError(f"stopped after the time_limit of {self.time_limit:.0f} s")
             watch()
             time.sleep(0.5)
         watch()
+        if (code := self._superlink.poll()) is not None:
+            raise RunError(f"the SuperLink ended with status {code}: {last_words(self.work / 'superlink' / 'log.txt')}")
         if process.returncode:
             raise RunError(f"flwr run ended with status {process.returncode}: {last_words(log)}")
 
@@ -211,5 +211,5 @@ def free_ports(wanted: Sequence[int]) -> list[int]:
 def last_words(log: Path) -> str:
     """Return the last informative line of a log, for an error's message."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-    telling = [line for line in lines if "rror" in line] or [line for line in lines if line.strip()]
+    telling = [line for line in lines if "rror:" in line] or [line for line in lines if line.strip("╰─╯ ")]
     return f"{quote(telling[-1], REASON) if telling else 'nothing'} (log: {log})"
