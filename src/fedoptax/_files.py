@@ -8,6 +8,7 @@ import uuid
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,7 @@ def sync_folder(folder: Path) -> None:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write strict JSON atomically, one line per field; numbers that are not finite become null."""
-
-    def dump(item: Any) -> str:
-        return json.dumps(item, allow_nan=False, ensure_ascii=False)
-
+    dump = partial(json.dumps, allow_nan=False, ensure_ascii=False)
     lines = [f" {dump(name)}: {dump(item)}" for name, item in to_plain(value).items()]
     write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode("utf-8", "replace"))
 

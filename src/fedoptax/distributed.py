@@ -60,11 +60,6 @@ def is_leader() -> bool:
     return not is_distributed() or jax.process_index() == 0
 
 
-def place_among_all() -> tuple[int, int]:
-    """Return the number of this process, from 0, and how many there are."""
-    return (jax.process_index(), jax.process_count()) if is_distributed() else (0, 1)
-
-
 def run_on_all_or_fail(action: Callable[..., T], *about: Any) -> T:
     """Return `action(*about)`; if it fails in one process, it fails in all, with their own error or the first's."""
     if not is_distributed():

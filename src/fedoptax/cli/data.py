@@ -1,6 +1,7 @@
 """`fedoptax data`: the data sets on disk, and their partitions."""
 
 import json
+import shlex
 import sys
 from dataclasses import replace
 
@@ -62,7 +63,8 @@ def describe(options: DescribeForm) -> None:
         print(text, end="")
         return
     write_atomically(options.out, text.encode())
-    print(f"schema: {options.out}; edit it, then: fedoptax run --task file:{options.file} --schema {options.out}")
+    command = ["fedoptax", "run", "--task", f"file:{options.file}", "--schema", str(options.out)]
+    print(f"schema: {options.out}; edit it, then: {shlex.join(command)}")
 
 
 def partition(options: PartitionForm) -> None:

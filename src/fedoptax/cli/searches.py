@@ -104,9 +104,8 @@ def _best_of_searches(
             raise UsageError(f"from: '{folder}' is not finished: fedoptax resume {folder}")
         searched, about = result.search.options, options_of(RunOptions)
         footing = ["wrappers", *(n for n in about if about[n].changes_result and not n.startswith("eval_"))]
-        unlike = [
-            f"{n} {searched.get(n)}, not {compared.get(n)}" for n in footing if searched.get(n) != compared.get(n)
-        ]
+        changed = [n for n in footing if searched.get(n) != compared.get(n)]
+        unlike = [f"{n} {searched.get(n)}, not {compared.get(n)}" for n in changed]
         unlike += ["a seed of the comparison"] if result.search.seed in compared["seeds"] else []
         if unlike:
             print(f"warning: the search for {name} was with {'; '.join(unlike)}", file=sys.stderr)

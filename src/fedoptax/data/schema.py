@@ -171,8 +171,7 @@ class Schema:
         try:
             content = tomllib.loads(text)
             target, columns = content.pop("target", None), content.pop("columns", None)
-            for name, table in {"[target]": target, "[columns]": columns}.items():
-                check_type(name, table, dict)
+            check_type("[columns]", columns, dict)
             for name in content:
                 check_choice("entry", name, ("client", "min_count", "separator", "decimal"))
             check_int("min_count", content.get("min_count", 1))

@@ -4,7 +4,6 @@ A SuperLink serves nodes and operators on one port and, in Flower's free version
 listens on the loopback interface, and nodes come through the proxy.
 """
 
-PORT, SUPERLINK_PORT = 8443, 8000
 METHODS = (
     "activate-node", "deactivate-node", "send-node-heartbeat", "get-run", "get-fab", "pull-messages", "push-messages",
     "pull-object", "push-object", "confirm-message-received",
@@ -12,7 +11,7 @@ METHODS = (
 """Those of Flower's Fleet API that a SuperNode with a registered key calls."""
 
 
-def make_proxy(port: int = PORT, superlink_port: int = SUPERLINK_PORT) -> str:
+def make_proxy(port: int = 8443, superlink_port: int = 8000) -> str:
     """Return an `nginx.conf` for the folder of `deploy init`.
 
     The address at the SuperLink is built from the name of an allowed method, not from what was asked for, so no other

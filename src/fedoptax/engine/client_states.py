@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.algorithm import Tree
-from fedoptax.distributed import gather_from_all, place_among_all
+from fedoptax.distributed import gather_from_all, is_distributed
 
 M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 DEVICE_SHARE = 0.25  # of its memory, at most, for client states, and as much for training examples
@@ -46,7 +46,8 @@ class OnHost:
     def __init__(self, initial: Tree, num_clients: int) -> None:
         leaves, self._structure = jax.tree.flatten(initial)
         self._initial = [np.asarray(leaf) for leaf in leaves]
-        self._process, self._processes = place_among_all()
+        self._process = jax.process_index() if is_distributed() else 0
+        self._processes = jax.process_count() if is_distributed() else 1
         if self._processes > 1:  # glibc returns large buffers when they are freed: a cohort's took 100 MB per process
             with suppress(AttributeError, OSError, TypeError):  # another C library
                 ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)

@@ -54,11 +54,6 @@ def device_data(task: Task, devices: int = 1) -> DeviceData:
     )
 
 
-def local_data(data: DeviceData) -> DeviceData:
-    """Return streamed data for one device: its row."""
-    return data._replace(examples={name: array[0] for name, array in data.examples.items()})
-
-
 def open_examples(task: Task, plan: Plan, cohort_of: Callable[[int], np.ndarray]) -> Callable[[int], DeviceData]:
     """Make `round -> DeviceData`, what the program reads in that round of a run.
 

@@ -20,8 +20,6 @@ Sums = dict[str, Any]
 """By metric a tree of sums (owners, …), or of a collected one `Rows`."""
 
 WORST = "worst_client"  # a column of the history
-SPLITS = {"test": "test", "val": "validation"}
-"""The kinds of held-out examples: how columns begin, and their names."""
 
 
 class Rows(NamedTuple):
@@ -54,7 +52,7 @@ def choose_split(task: Task) -> str | None:
 @lru_cache(maxsize=4)
 def evaluation_data(task: Task) -> dict[str, EvaluationData]:
     """Put the task's held-out examples on the device, once, by split."""
-    data = {split: held_out(task, split) for split in SPLITS}
+    data = {split: held_out(task, split) for split in ("test", "val")}
     return {split: _put(task, examples, owners) for split, (examples, owners) in data.items() if examples is not None}
 
 

@@ -111,9 +111,8 @@ def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[
 def _log_memory(task: Task, plan: Plan, compiled: Any) -> None:
     """Log what a round of a pretrained model takes, before it is taken."""
     if task.is_pretrained:
-        logging.getLogger("fedoptax").info(
-            describe_memory(compiled, 1 if runs_sequentially(plan, task) else -(-plan.cohort_size // plan.mesh))
-        )
+        clients = 1 if runs_sequentially(plan, task) else -(-plan.cohort_size // plan.mesh)  # at a time
+        logging.getLogger("fedoptax").info(describe_memory(compiled, clients))
 
 
 @lru_cache(maxsize=8)

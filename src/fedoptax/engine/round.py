@@ -15,7 +15,7 @@ from fedoptax import tree
 from fedoptax.algorithm import BatchList, Cohort, FedAlgorithm, Tree, accumulate_result, decoded
 from fedoptax.engine.aggregation import Mean, Sent, stacked
 from fedoptax.engine.batches import client_batches, count_local_steps, task_grad_fn
-from fedoptax.engine.data import DeviceData, local_data
+from fedoptax.engine.data import DeviceData
 from fedoptax.engine.faults import Rates
 from fedoptax.engine.mesh import share_cohort
 from fedoptax.engine.plan import Plan, assign_cohort, is_uneven, runs_sequentially
@@ -153,7 +153,9 @@ def cohort_training(
     run_work = partial(work, True) if is_eager else traced
 
     def train_cohort(inputs: RoundInput, members: Member, clients: Tree, message_of: Callable[[Member], Tree]) -> Any:
-        data = inputs.data if plan.examples == "device" else local_data(inputs.data)
+        data = inputs.data
+        if plan.examples == "stream":  # a row for each device
+            data = data._replace(examples={name: array[0] for name, array in data.examples.items()})
         shared = data, round_key(inputs.key, inputs.round // plan.exchanges)
         first, first_state = tree.take((members, clients), 0)
         forms = jax.eval_shape(traced, *shared, message_of(first), first, first_state)

@@ -62,7 +62,5 @@ def permutation(key: jax.Array, n: jax.Array, capacity: int, exact: bool = True,
         order = jnp.argsort(jnp.where(jnp.arange(length) < n, numbers, _LAST))
         return jnp.pad(order.astype(jnp.int32), (0, capacity - length))
 
-    if len(buckets) == 1:
-        return shuffle(capacity)
     which = jnp.searchsorted(jnp.asarray(buckets), n)
     return jax.lax.switch(which, [lambda length=length: shuffle(length) for length in buckets])

@@ -206,9 +206,8 @@ def _cnn(
         height, width, channels = shape
         conv_layers = []
         for spec in convs:
-            conv_layers.append(
-                Conv(channels, spec.features, spec.size, padding=spec.padding, pool=spec.pool, rngs=rngs)
-            )
+            layer = Conv(channels, spec.features, spec.size, padding=spec.padding, pool=spec.pool, rngs=rngs)
+            conv_layers.append(layer)
             border, pool = (spec.size - 1 if spec.padding == "VALID" else 0), (2 if spec.pool else 1)
             height, width, channels = (height - border) // pool, (width - border) // pool, spec.features
         sizes = (height * width * channels, *hidden, num_classes)

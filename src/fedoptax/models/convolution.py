@@ -41,10 +41,7 @@ class _Geometry(NamedTuple):
     @property
     def output(self) -> tuple[int, int]:
         """The height and width of y."""
-        height, width = (
-            (size + sum(pad) - k) // stride + 1
-            for size, k, stride, pad in zip(self.size, self.window, self.strides, self.pads)
-        )
+        height, width = ((size + sum(pad) - k) // stride + 1 for size, k, stride, pad in zip(*self))
         return height, width
 
 
@@ -70,10 +67,8 @@ def conv(
     check_choice("padding", padding, get_args(Padding))
     check_choice("lowering", lowering, get_args(Lowering))
     if x.ndim != 4 or kernel.ndim != 4 or x.shape[3] != kernel.shape[2] or x.dtype != kernel.dtype:
-        raise UsageError(
-            f"kernel must be (height, width, in, out) of x's dtype for x (n, height, width, in), got {kernel.dtype} "
-            f"{kernel.shape} for {x.dtype} {x.shape}"
-        )
+        wanted = "(height, width, in, out) of x's dtype for x (n, height, width, in)"
+        raise UsageError(f"kernel must be {wanted}, got {kernel.dtype} {kernel.shape} for {x.dtype} {x.shape}")
     size, window = x.shape[1:3], kernel.shape[:2]
     pads = tuple(lax.padtype_to_pads(size, window, strides, padding))
     geometry = _Geometry(size, window, strides, pads)  # type: ignore[arg-type]

@@ -276,9 +276,8 @@ def read_adapters(folder: str | Path, config: LlamaConfig) -> tuple[Params, Lora
         described, tensors = json.loads((folder / CONFIG).read_text(encoding="utf-8")), load_file(folder / WEIGHTS)
         rank, alpha, targets = int(described["r"]), float(described["lora_alpha"]), described["target_modules"]
         dropout = float(described.get("lora_dropout", 0))
-    plain = {"peft_type": "LORA", "bias": "none", "init_lora_weights": True} | dict.fromkeys(
-        ("use_dora", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save")
-    )
+    absent = ("use_dora", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save")
+    plain = {"peft_type": "LORA", "bias": "none", "init_lora_weights": True} | dict.fromkeys(absent)
     for name, value in plain.items():
         if (got := described.get(name, value)) != value and got not in (False, {}, [], "gaussian", "eva", "orthogonal"):
             raise UsageError(f"adapters in '{folder}' must be plain LoRA, got {name} {got!r}")

@@ -38,9 +38,8 @@ def find_client_bands(groups: Sequence[Group]) -> list[ClientBands]:
         judged = Column.parse(group.metric)
         metric = judged.metric if judged else ""
         column = column_of(metric)
-        tables = {
-            run.config["seed"]: read_clients(run.path) for run in group.counted_runs if (run.path / CLIENTS).is_file()
-        }
+        runs = [run for run in group.counted_runs if (run.path / CLIENTS).is_file()]
+        tables = {run.config["seed"]: read_clients(run.path) for run in runs}
         tables = {seed: table for seed, table in tables.items() if column in table and len(table)}
         if tables:
             parts = [table.groupby("round")[column].quantile(QUANTILES).unstack() for table in tables.values()]

@@ -51,10 +51,7 @@ class Curve(NamedTuple):
 
     def thinned(self, points: int) -> "Curve":
         """Take at most `points` evenly spaced points, the first and last among them."""
-        size = len(self.places)
-        if size <= points:
-            return self
-        shown = np.unique(np.linspace(0, size - 1, points).round().astype(int))
+        shown = np.unique(np.linspace(0, len(self.places) - 1, points).round().astype(int))
         return Curve(self.group, self.places.iloc[shown], self.seeds[:, shown])
 
 

@@ -85,9 +85,8 @@ def draw_curves(metric: MetricCurves, x: str = "round") -> Figure:
     axes.margins(x=0.015)
     n = sorted({len(curve.seeds) for curve in curves})
     if n[-1] > 1:
-        axes.set_title(
-            f"mean of {join_values(n)} seeds, band ± 1 standard deviation", loc="right", color=GREY, fontsize=8.5
-        )
+        title = f"mean of {join_values(n)} seeds, band ± 1 standard deviation"
+        axes.set_title(title, loc="right", color=GREY, fontsize=8.5)
     figure.legend(
         lines, labels, loc="outside right upper" if is_beside else "outside lower left", handlelength=3.2, ncols=columns
     )
@@ -266,10 +265,8 @@ def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
     figure = Figure(figsize=(4.2 + 1.6 * columns, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for place, (name, line) in enumerate(profile.lines.items()):
-        style = style_of(places.get(name, place))
-        axes.plot(
-            *zip(*line), linestyle=line_style, color=style.light, marker=style.matplotlib_marker, label=visible(name)
-        )
+        style, label = style_of(places.get(name, place)), visible(name)
+        axes.plot(*zip(*line), linestyle=line_style, color=style.light, marker=style.matplotlib_marker, label=label)
     if min(x for line in profile.lines.values() for x, _ in line) > 0:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
