@@ -211,5 +211,6 @@ def free_ports(wanted: Sequence[int]) -> list[int]:
 def last_words(log: Path) -> str:
     """Return the last informative line of a log, for an error's message."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    # Flower frames some errors: the last line is the frame's
     telling = [line for line in lines if "rror:" in line] or [line for line in lines if line.strip("╰─╯ ")]
     return f"{quote(telling[-1], REASON) if telling else 'nothing'} (log: {log})"

@@ -161,7 +161,8 @@ def partition_record(task: Task) -> dict[str, Any]:
 def count_labels(task: Task) -> np.ndarray | None:
     """Return the number of examples per client and class, int64 (N, C); None for examples without a class."""
     labels = np.asarray(task.clients.examples.get(task.label or "", ()))
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not 0 <= labels.min() <= labels.max() < 10_000:  # numbers
+    is_whole = labels.ndim == 1 and labels.dtype.kind in "iu"
+    if not is_whole or not 0 <= labels.min() <= labels.max() < 10_000:  # numbers, not classes
         return None
     return label_counts(labels, np.split(np.arange(len(labels)), task.clients.offsets[1:-1]), int(labels.max()) + 1)
 
