@@ -55,7 +55,7 @@ def with_compression(algorithm: FedAlgorithm, codec: Codec, seed: int = 0) -> Fe
     if codec.feedback and algorithm.exchanges > 1:
         raise UsageError("algorithm must have one exchange per step: what one leaves unsent is not for the other")
     own_params = algorithm.client_params
-    words = uploads.key_words(seed)
+    words = ~uploads.key_words(seed)  # clients receive this key, which with privacy's seed is not that of the noise
     sends_changes = algorithm.decode is not None  # another wrapper made them
 
     def coded_places(upload: Tree) -> list[int]:
