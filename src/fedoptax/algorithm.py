@@ -87,7 +87,7 @@ class FedAlgorithm(NamedTuple, Generic[Server, Message, Client, Upload]):
       epsilon: `(rounds, cohort_size, num_clients) -> ε`, the privacy spent; None without privacy (see `with_privacy`).
       client_params: `(params, client) -> params`, the model that a client uses, where it is not the server's (see
         `with_personal`); None where it is.
-      gradients_per_step: how often a client calls `grad_fn` for each of its minibatches in a round, on average.
+      gradients_per_step: how often a client calls `grad_fn` for each minibatch in a round, on average; 0: once a round.
       exchanges: how many rounds in a row see the same cohort and the same minibatches: an algorithm that asks its
         cohort twice before a step has 2, and knows from its state which exchange it is (see `mime`).
     """

@@ -14,7 +14,7 @@ from oracles.fedopt import local_changes
 from oracles.problem import Problem, Tree, make, mean
 
 CLIENT_LR = 0.3
-SETTING = {"lr": 0.05, "b1": 0.9, "b2": 0.99, "tau": 1e-2}
+SETTING = {"lr": 0.05, "b1": 0.9, "b2": 0.98, "tau": 1e-2}
 
 
 def flower_lr(round: int) -> float:
@@ -27,15 +27,15 @@ def make_openfl() -> fx.FedAlgorithm:
 
 def make_fedexp() -> fx.FedAlgorithm:
     rms = optax.scale_by_rms(SETTING["b2"], eps=(1 - SETTING["b2"]) * SETTING["tau"], eps_in_sqrt=True)
-    server = optax.chain(optax.ema(SETTING["b1"], debias=False), rms, optax.scale(-SETTING["lr"]))
+    scale = optax.scale(-SETTING["lr"] * correct_both(SETTING["b1"], SETTING["b2"], 1))
+    server = optax.chain(optax.ema(SETTING["b1"], debias=False), rms, scale)
     return fx.fedopt(optax.sgd(CLIENT_LR), server)
 
 
-adam = partial(fx.fedadam, CLIENT_LR, SETTING["lr"], tau=SETTING["tau"])
-yogi = partial(fx.fedyogi, CLIENT_LR, SETTING["lr"], tau=SETTING["tau"])
+adam, yogi = (partial(make, CLIENT_LR, *SETTING.values()) for make in (fx.fedadam, fx.fedyogi))
 OURS: dict[str, Callable[[], fx.FedAlgorithm]] = {
     "Algorithm 2, APPFL": adam, "google-research": partial(adam, debias=True),
-    "Flower": partial(fx.fedadam, CLIENT_LR, flower_lr, tau=SETTING["tau"], initial_accumulator=0),
+    "Flower": partial(fx.fedadam, CLIENT_LR, flower_lr, b2=SETTING["b2"], tau=SETTING["tau"], initial_accumulator=0),
     "FedLab, FL-bench, FL-Simulator": partial(adam, initial_accumulator=0), "OpenFL": make_openfl,
     "FedExP": make_fedexp, "Yogi: Algorithm 2, APPFL": yogi, "Yogi: google-research": partial(yogi, debias=True),
     "Yogi: Flower, FedLab, FL-bench": partial(yogi, initial_accumulator=0),

@@ -49,7 +49,7 @@ def test_nbytes_is_the_size_of_a_message():
     assert fx.nbytes(jax.eval_shape(lambda: jnp.ones((3, 4)))) == 48
 
 
-@pytest.mark.parametrize("name", [one for one in kinds_quickly if one.values[0] in {*fx.ALGORITHMS, "scaffold I"}])
+@pytest.mark.parametrize("name", kinds_quickly)
 def test_gradients_per_step_are_those_computed(name):
     algorithm = ROWS[name]()
     calls = []
@@ -58,13 +58,12 @@ def test_gradients_per_step_are_those_computed(name):
         calls.append(batch)
         return jnp.sum(params["w"] ** 2) * batch, {"w": 2 * params["w"] * batch}
 
-    server = algorithm.init({"w": jnp.ones(2)})
-    client = algorithm.init_client({"w": jnp.ones(2)})
+    server, client = (init({"w": jnp.ones(2)}) for init in (algorithm.init, algorithm.init_client))
     for _ in range(2):  # FAFED's and STEM's first round has a rule of its own
         calls.clear()
         for _ in range(algorithm.exchanges):
             server, (client,), _ = fx.eager.run_round(algorithm, grad_fn, server, [client], [[1.0, 2.0, 3.0]])
-    assert len(calls) == 3 * algorithm.exchanges * algorithm.gradients_per_step
+    assert len(calls) == algorithm.exchanges * max(3 * algorithm.gradients_per_step, 1)
 
 
 def test_in_an_eager_round_each_client_has_a_key_of_its_own():

@@ -84,9 +84,11 @@ def test_the_primary_metric_comes_first_and_a_diverged_run_does_not_stretch_the_
 
 def test_costs_are_axes_where_the_history_has_them(tmp_path):
     write_run(tmp_path / "0", ramp(0.9, 3), counts=[[20], [21]], gradients_per_step=2)
-    (metric, *_) = metrics = find_metrics(group_runs(load_runs(tmp_path)))
+    (run,) = load_runs(tmp_path)
+    (metric, *_) = metrics = find_metrics(group_runs([run]))
     assert [axis.name for axis in find_axes(metrics)] == ["round", "megabytes", "gradients", "seconds"]
     assert metric.curves[0].along("gradients").tolist() == [30, 60, 90]  # 10 clients, 1.5 batches, 2 gradients
+    assert run._replace(config=run.config | {"gradients_per_step": 0}).gradients_per_round == 10  # one a client
     assert metric.curves[0].along("seconds").tolist() == pytest.approx([0.02, 0.04, 0.06])
     path = tmp_path / "0" / "history.jsonl"
     path.write_text(path.read_text().replace('"seconds"', '"virtual_seconds": 5, "seconds"'))

@@ -33,7 +33,7 @@ def delta_sgd(
       delta: δ ≥ 0, how fast a step size may grow.
       lr0, theta0: η₀ and θ₀ > 0.
       server_lr: η > 0, a number or a schedule over rounds; 1 is plain averaging, the paper.
-      variant: `"paper"`, or `"released"`: the authors' code lets η grow before the first step, too, and adds 10⁻⁵ to
+      variant: `"paper"`, or `"released"`: the authors' code lets η grow before the first step, too, and adds 10⁻⁸ to
         it wherever the gradients differ.
     """
     check_positive(gamma=gamma, lr0=lr0, theta0=theta0)
@@ -51,12 +51,12 @@ def delta_sgd(
             moved, changed = (tree.norm(tree.sub(a, b)) for a, b in ((y, y_prev), (g, g_prev)))
             grown = jnp.sqrt(1 + delta * theta) * eta
             bound = gamma * moved / (2 * jnp.where(changed > 0, changed, 1))
-            smooth = jnp.minimum(bound, grown) + (1e-5 if is_released else 0)
+            smooth = jnp.minimum(bound, grown) + (1e-8 if is_released else 0)
             eta_k = jnp.where((moved > 0) & (changed > 0), smooth, grown)
-            if not is_released:
-                eta_k = jnp.where(k == 0, eta, eta_k)  # the first step has η₀
+            has_start = (k == 0) & (not is_released)  # the first step has η₀
+            eta_k, theta_k = jnp.where(has_start, eta, eta_k), jnp.where(has_start, theta, eta_k / eta)
             y_next = tree.add_scaled(y, -eta_k, g)
-            return (k + 1, y, y_next, eta_k, jnp.where(k == 0, theta, eta_k / eta)), loss
+            return (k + 1, y, y_next, eta_k, theta_k), loss
 
         x = message.params
         start = (jnp.zeros((), jnp.int32), x, x, jnp.asarray(lr0, dtype), jnp.asarray(theta0, dtype))

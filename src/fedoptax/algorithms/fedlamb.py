@@ -113,8 +113,7 @@ def fedlamb(
         (a kernel and its bias) form one layer.
       momentum: `"persist"`: m is the client's and survives rounds; `"reset"`: stateless clients, m = 0 each round.
       bias_correction: False; `"momentum"`: divide a copy of m by 1 − β₁ˢ (s steps since m was 0); `"both"`, as lines 9
-        and 10 are printed: m and v are overwritten by m/(1 − β₁ˢ) and v/(1 − β₂ˢ), where s counts from the start of
-        each one's chain (for v that of the round, or of the device).
+        and 10 are printed: m and v are overwritten by m/(1 − β₁ᵗ) and v/(1 − β₂ᵗ), t the step of the round.
       second_moment: `"server"`: v starts each round at v̂ (line 6); `"device"`: v is the client's and survives rounds.
       gradient: where line 8 takes it: `"current"`, at the current iterate; `"start"`, as printed, at θ⁰ on each
         minibatch; `"once"`, at θ⁰ on the first minibatch, for all steps of the round.
@@ -159,7 +158,8 @@ def _local_adaptive(
         theta_0, v_hat = message.params, message.shared  # line 5
         alpha = resolve_lr(lr, message.lr)
         m, s, v = client if persists else fresh(theta_0)
-        v, start = (v, 0) if has_v else (v_hat, s)  # line 6; the step at which v's chain starts
+        v = v if has_v else v_hat  # line 6
+        s = jnp.zeros((), jnp.int32) if correction == "both" else s  # t of line 7
         if options.gradient == "once":
             once = mean_gradient(grad_fn, theta_0, first_batches(batches, 1))
 
@@ -175,7 +175,7 @@ def _local_adaptive(
             if correction:
                 m_hat = tree.scale(1 / (1 - b1 ** s.astype(float)), m)  # line 9
             if correction == "both":
-                m, v = m_hat, tree.scale(1 / (1 - b2 ** (s - start).astype(float)), v)  # lines 9 and 10
+                m, v = m_hat, tree.scale(1 / (1 - b2 ** s.astype(float)), v)  # lines 9 and 10
             p = tree.divide(m_hat, tree.root_plus(v_hat, options.eps))  # line 11
             theta = tree.add_scaled(theta, -alpha, direction(p, theta))  # line 12
             return (theta, m, v, s), loss
@@ -189,7 +189,8 @@ def _local_adaptive(
         return FedOptState(mean.params, (), server.round + 1, v_max)  # line 16
 
     algorithm = replace_updates(lr, init, client_update, server_update)
-    return algorithm._replace(init_client=fresh) if persists else algorithm
+    init_client, each = fresh if persists else algorithm.init_client, float(options.gradient != "once")
+    return algorithm._replace(init_client=init_client, gradients_per_step=each)
 
 
 def _layer_norms(params: Tree, layers: str) -> Tree:

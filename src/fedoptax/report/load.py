@@ -75,9 +75,9 @@ class Run(NamedTuple):
         """A round's minibatch gradients, all of a cohort of average clients; NaN if the config does not say."""
         sizes = np.asarray((self.config.get("partition") or {}).get("sizes") or [np.nan])
         names = ("cohort_size", "batch_size", "local_epochs", "gradients_per_step")
-        cohort, batch, epochs, each = (self.config.get(name) or np.nan for name in names)
+        cohort, batch, epochs, each = (np.nan if (n := self.config.get(name)) is None else n for name in names)
         steps = self.config.get("local_steps") or np.ceil(sizes / batch).mean() * epochs
-        return float(cohort * steps * each)
+        return float(cohort * np.maximum(steps * each, 1))
 
     def cumulate_costs(self) -> pd.DataFrame:
         """What was spent up to each round, which is the index: megabytes (10⁶), gradients, seconds, virtual seconds."""

@@ -266,7 +266,7 @@ _OPTIONAL = (
     ("after", "Personalized", "mean over clients and seeds, before → after {local_steps} steps from the model in use"),
     ("after_spread", "Personalized std", "standard deviation over clients, before → after"),
     ("after_worst", "Personalized worst 10 %", "mean over the worst tenth of the clients, before → after"),
-    ("virtual_seconds", "Virtual time", "all rounds, by the clients' speeds"),
+    ("virtual_seconds", "Virtual time", "all rounds, by the clients' speeds, however many gradients a step needs"),
     ("virtual_seconds_to_target", "Virtual time to {target}", "first such evaluated round, median over seeds"),
     ("participants", "Participants", "clients per round whose uploads counted, mean over rounds and seeds"),
     ("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),

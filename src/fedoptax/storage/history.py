@@ -31,7 +31,8 @@ class History:
     - `round`: 1, 2, …
     - `train_loss`: the cohort's weighted mean loss over its local steps; None in a round that changed nothing.
     - `test_*`, `val_*`: metrics; None in rounds that were not evaluated, and where not finite.
-    - `bytes_down`, `bytes_up`: payload of all messages sent to clients, and of their uploads that came in time.
+    - `bytes_down`, `bytes_up`: payload of all messages sent to clients, and of their uploads that came in time (in a
+      deployment those in use; without the keys and shares of secure aggregation).
     - `seconds`: wall time of the round without compilation.
 
     And where they apply:

@@ -57,10 +57,10 @@ def run_delta_sgd(
                     moved = np.sqrt(square({n: y[k][n] - y[k - 1][n] for n in x}))
                     changed = np.sqrt(square({n: g[n] - g_before[n] for n in x}))
                     new = min(gamma * moved / (2 * changed), np.sqrt(1 + delta * theta) * eta)
-                    new += 1e-5 if variant == "released" else 0
+                    new += 1e-8 if variant == "released" else 0
                     eta, theta = new, new / eta
                 elif variant == "released":
-                    eta, theta = np.sqrt(1 + delta * theta) * eta, theta0
+                    eta, theta = np.sqrt(1 + delta * theta) * eta, np.sqrt(1 + delta * theta)
                 y.append({n: y[k][n] - eta * g[n] for n in x})
             ys.append(y[-1])
         y_bar = mean(ys)

@@ -76,10 +76,9 @@ def run(
                 s = s + 1
                 ratio = m
                 if bias_correction:
-                    ratio = {n: m[n] / (1 - b1**s) for n in g}  # 9
+                    ratio = {n: m[n] / (1 - b1 ** (t if bias_correction == "both" else s)) for n in g}  # 9
                 if bias_correction == "both":  # 9 and 10: overwritten
-                    age = t if second_moment == "server" else s
-                    m, v = ratio, {n: v[n] / (1 - b2**age) for n in g}
+                    m, v = ratio, {n: v[n] / (1 - b2**t) for n in g}
                 p = {n: ratio[n] / (np.sqrt(v_hat[n]) + eps) for n in g}  # 11
                 if not lamb:
                     theta = {n: theta[n] - alpha * p[n] for n in g}
