@@ -6,6 +6,7 @@ is the only operation that crosses clients.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -38,7 +39,8 @@ class Cohort(NamedTuple):
     num_clients: int
 
 
-class Batches(NamedTuple):
+@dataclass(frozen=True)  # no tuple: its length would be the number of fields
+class Batches:
     """A client's minibatches of a round, made on demand, and its random key.
 
     Attributes:
@@ -175,7 +177,7 @@ def local_steps(step: Step, carry: Tree, batches: Minibatches) -> tuple[Tree, ja
 def first_batches(batches: Minibatches, count: int) -> Minibatches:
     """The first `count` minibatches of a client's round, or all if there are fewer."""
     if isinstance(batches, Batches):
-        return batches._replace(num_steps=jnp.minimum(batches.num_steps, count))
+        return replace(batches, num_steps=jnp.minimum(batches.num_steps, count))
     return batches[:count]
 
 

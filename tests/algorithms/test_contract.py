@@ -28,6 +28,7 @@ def test_local_steps_run_each_batch_once_whether_their_number_is_traced_or_not()
         listed = fx.local_steps(step, jnp.float32(1.0), [values[k] for k in range(n)])
         assert (float(carry), float(loss)) == (float(listed[0]), float(listed[1]))
     many = jax.vmap(run)(jnp.arange(5))  # masked lanes
+    assert not hasattr(fx.Batches, "__len__"), "that would be the number of its fields"
     np.testing.assert_allclose(many, [[1, 3, 7, 15, 31], [0, 4, 6, 28 / 3, 15]], rtol=1e-6)
 
 

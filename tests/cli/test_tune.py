@@ -54,7 +54,7 @@ def test_rates_that_differ_are_warned_of_and_shown(capsys):
     compare = ["compare", *SMALL, "--algorithms", "fedavg fedprox", "--seeds", "1", "--rounds", "1"]
     assert fedoptax(*compare, "--set", "fedprox.client_lr=0.1", "--out", "a") == 0
     printed = capsys.readouterr()
-    assert "warning: learning rates have different sources (fedavg: preset; fedprox: user, preset)" in printed.err
+    assert "warning: learning rates differ in source (fedavg: preset; fedprox: user, preset)" in printed.err
     assert rates_of("a") == {"fedavg": "preset", "fedprox": "user, preset"}
     table = Path("a/table.md").read_text()
     assert "Rates from" in table and "| user, preset |" in table

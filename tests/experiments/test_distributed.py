@@ -15,7 +15,7 @@ import pytest
 
 from command_line import fedoptax
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_leader, join, run_on_all_or_fail
-from fedoptax.errors import RunError, UsageError
+from fedoptax.errors import RunError
 from fedoptax.storage.history import read_rows
 from refusals import refused
 
@@ -164,8 +164,7 @@ def test_wrong_arguments_are_refused(arguments, argument, monkeypatch):
     right: dict[str, Any] = {"coordinator": "127.0.0.1:9", "processes": 2, "process": 0}
     error: Exception = ValueError("coordinator_address should be defined.")
     monkeypatch.setattr("jax.distributed.initialize", refuse)
-    with pytest.raises(UsageError, match=argument):
-        join(**right | arguments)
+    refused(lambda: join(**right | arguments), argument)
     error = RuntimeError("late\nin many lines")
     refused(lambda: join(**right), "not all processes connected to 127.0.0.1:9 (late)")
 

@@ -151,7 +151,7 @@ WRONG: list[Any] = [
     (lambda b: (rows(b),) * 3, r"'it': .* got \(3, 8191\) and"),
     (lambda b: None, r"'it': .*None"),
     (lambda b: fx.metrics.Metric(jnp.ones(3), jnp.sum), r"'it' must .* got shape \(3,\)"),
-    (lambda b: fx.metrics.Metric(b["x"], lambda sums: sums), r"'it' must have one number .* got shape \(4,\)"),
+    (lambda b: fx.metrics.Metric(b["x"], lambda sums: sums), r"'it' must return one number, got float32\[4\]"),
 ]  # fmt: skip
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.errors import UsageError
 from fedoptax.experiments.result import DivergedError
 from fedoptax.tasks.task import masked_mean, padded_loss
 from refusals import refusals, refused
@@ -113,7 +112,6 @@ def test_a_task_of_load_task_is_pickled_by_its_spec_and_another_says_why_not():
     assert task.spec == DIGITS.spec
     np.testing.assert_array_equal(task.clients.examples["x"], DIGITS.clients.examples["x"])
     for other in (line(), dataclasses.replace(DIGITS, clip_norm=1.0)):
-        with pytest.raises(UsageError, match=r"cannot be pickled.*load_task"):
-            pickle.dumps(other)
+        refused(partial(pickle.dumps, other), "cannot be pickled", "load_task")
         assert copy.deepcopy(other) is other
     refused(lambda: pickle.dumps(fx.fedavg(0.1)), "FedAlgorithm cannot be pickled", "functools.partial")

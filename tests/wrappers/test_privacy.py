@@ -175,8 +175,10 @@ def test_algorithms_that_cannot_be_private_are_refused_in_one_line():
     refused(lambda: federate(counting, scalars(1.0), DATA, 1), "algorithm must only upload", "int32 at .steps")
     refused(lambda: federate(silent(fx.fedavg(0.1), nonnegative="nu"), scalars(1.0), DATA, 1), "'nu' is no field of")
     refused(lambda: silent(fx.fedavg(0.1), bit_noise=3.0), "bit_noise needs target_quantile")
-    unnamed = silent(fx.fedavg(0.1)._replace(client_update=lambda g, m, c, b: (m.params, c, jnp.float32(0))))
-    refused(lambda: federate(unnamed, scalars(1.0), DATA, 1), "nonnegative must name")
+    bare = fx.fedavg(0.1)._replace(client_update=lambda g, m, c, b: (m.params, c, jnp.float32(0)))
+    refused(lambda: federate(silent(bare), scalars(1.0), DATA, 1), "nonnegative must name")
+    refused(lambda: federate(silent(bare, nonnegative=()), scalars(1.0), DATA, 1), "must upload a NamedTuple", "dict")
+    refused(lambda: federate(fx.with_compression(bare, fx.codecs.sign()), scalars(1.0), DATA, 1), "got dict")
 
 
 def test_a_missing_accountant_is_reported_at_once(monkeypatch):

@@ -52,7 +52,7 @@ def compare(options: CompareForm) -> None:
     rates = settings.rates | dict.fromkeys([*filter(tuned.get, tuned), *searched], "tuned")
     if len(set(rates.values())) > 1:
         origins = "; ".join(f"{name}: {origin}" for name, origin in rates.items())
-        warning = f"learning rates have different sources ({origins}); --tune searches all of them with equal budgets"
+        warning = f"learning rates differ in source ({origins}); --tune searches {', '.join(RANGES)} with equal budgets"
         print(f"warning: {warning}", file=sys.stderr)
     note_rates(options.task, rates)
     _note_weighting(names, settings, tuning.common_weighting(run))
@@ -71,7 +71,7 @@ def tune(options: TuneForm) -> None:
     budget = None if options.search == "optuna" else options.trials
     grid = choose_grids(_grid(options, [name]), options.set_, [name], budget)[name]
     if not grid:
-        raise UsageError(f"grid is needed for {name}, because --set has all its rates")
+        raise UsageError(f"grid is needed for {name}: it has none of {', '.join(RANGES)} left to search")
     task, settings, run = set_up(options, [name], f"tune-{name}")
     run["fixed"] = {key: value for key, value in settings.hyperparameters[name].items() if key not in grid}
     run |= {"search": options.search, "trials": options.trials}

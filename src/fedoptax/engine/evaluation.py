@@ -201,7 +201,7 @@ def _measure(task: Task, params: Tree, batch: Mapping[str, jax.Array]) -> dict[s
         if (field := error.args[0]) in batch or field not in task.clients.examples:
             raise
         raise UsageError(f"test of task '{task.name}' must have the field '{field}', which its metrics read") from error
-    if not isinstance(values, Mapping):
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
         raise UsageError(f"metrics of task '{task.name}' must return values by name, got {type(values).__name__}")
     metrics = {name: as_metric(name, value, len(batch["mask"])) for name, value in values.items()}
     name, stated = primary_metric(task, values) if values else "", task.higher_is_better
@@ -311,7 +311,6 @@ def metric_values(task: Task, sums: Sums) -> dict[str, jax.Array]:
     """Return every metric of its sums; a result that is not one number is a `UsageError`."""
     values = {}
     for name, metric in describe_metrics(task).items():
-        values[name] = metric.result(*sums[name]) if metric.is_collected else metric.result(sums[name])
-        if jnp.shape(values[name]) != ():
-            raise UsageError(f"metric '{name}' must have one number as its result, got shape {values[name].shape}")
+        value = metric.result(*sums[name]) if metric.is_collected else metric.result(sums[name])
+        values[name] = check_output(f"result of metric '{name}'", value, kind="real")
     return values

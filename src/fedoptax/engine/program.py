@@ -206,8 +206,8 @@ def _count_message_bytes(
         upload, new_client, loss = result
         check_output("client_update's loss", loss, verb="be")
         mean = decoded(algorithm, upload)
-        if any(map(jnp.iscomplexobj, jax.tree.leaves(mean))):
-            raise UsageError("client_update's upload must be of real numbers, got complex ones")
+        if any(isinstance(a, str) or jnp.iscomplexobj(a) for a in jax.tree.leaves(mean)):
+            raise UsageError("client_update's upload must be of real numbers, got complex ones or text")
         if isinstance(plan.aggregate, SecureMean):
             upload = plan.aggregate.zero(mean)
         new_server = algorithm.server_update(server, mean, Cohort(plan.cohort_size, task.num_clients))

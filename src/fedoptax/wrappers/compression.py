@@ -59,9 +59,8 @@ def with_compression(algorithm: FedAlgorithm, codec: Codec, seed: int = 0) -> Fe
     sends_changes = algorithm.decode is not None  # another wrapper made them
 
     def coded_places(upload: Tree) -> list[int]:
-        has_fields = hasattr(upload, "_fields")
         leaves = enumerate(tree_leaves_with_path(upload))
-        return [i for i, (p, a) in leaves if is_floating(a) and (not has_fields or uploads.field_of(p) in FIELDS)]
+        return [i for i, (p, a) in leaves if is_floating(a) and uploads.field_of(p) in FIELDS]
 
     def init(params: Tree) -> CompressionState:
         return CompressionState(algorithm.init(params), uploads.first_key(words, params) if codec.random else ())
@@ -82,7 +81,7 @@ def with_compression(algorithm: FedAlgorithm, codec: Codec, seed: int = 0) -> Fe
         upload, inner, loss = algorithm.client_update(grad_fn, message.inner, inner, batches)
         if any(map(_is_coded, jax.tree.leaves(upload, is_leaf=_is_coded))):
             raise UsageError("algorithm must not compress its uploads already")
-        if set(FIELDS).isdisjoint(names := getattr(upload, "_fields", FIELDS)):
+        if set(FIELDS).isdisjoint(names := getattr(upload, "_fields", (type(upload).__name__,))):
             raise UsageError(f"algorithm must upload one of {', '.join(FIELDS)}, got {', '.join(names)}")
         change = upload if sends_changes else uploads.change_of(message.inner, upload, FIELDS)
         leaves, structure = jax.tree.flatten(change)

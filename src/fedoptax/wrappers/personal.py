@@ -97,7 +97,7 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
     def init_client(params: Tree) -> PersonalClient:
         _, personal = split(params)
         form = jax.eval_shape(lambda p: algorithm.broadcast(algorithm.init(p)), personal)
-        if not hasattr(form, "params"):
+        if "params" not in getattr(form, "_fields", ()):
             raise UsageError("algorithm must send parameters to its clients, in a field `params` of its message")
         upload = upload_form(algorithm, personal)
         more = form._replace(params=()), upload._replace(delta=()) if hasattr(upload, "delta") else upload

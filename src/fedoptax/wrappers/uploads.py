@@ -66,8 +66,9 @@ def known_part(message: Tree, upload: Tree, fields: Sequence[str] | None = None)
 
     A field (of `fields`; None is all) is known if the message has one of its name and form.
     """
-    nothing = tree.zeros_like(upload)
-    names, shared, known = getattr(upload, "_fields", ()), getattr(message, "shared", None), {}
+    if not (names := getattr(upload, "_fields", ())):
+        raise UsageError(f"algorithm must upload a NamedTuple with `delta` or `params`, got {type(upload).__name__}")
+    nothing, shared, known = tree.zeros_like(upload), getattr(message, "shared", None), {}
     for name in names if fields is None else set(names).intersection(fields):
         places = getattr(message, name, None), shared if name in _SHARED else None, getattr(shared, name, None)
         received = [place for place in places if _form(place) == _form(getattr(upload, name))]
