@@ -30,7 +30,7 @@ def summarize_algorithms() -> dict[str, str]:
 def check_algorithm(name: Any) -> None:
     """Check that `name` is an algorithm or a baseline, or may be MODULE:FUNCTION; else it is a `UsageError`."""
     if not isinstance(name, str) or ":" not in name:
-        check_choice("algorithm", name, [*ALGORITHMS, *BASELINES])
+        check_choice("algorithm", name, [*ALGORITHMS, *BASELINES, "MODULE:FUNCTION"])
 
 
 def split_algorithms(text: str) -> list[str]:

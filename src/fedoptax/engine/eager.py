@@ -92,7 +92,7 @@ def check_gradient(grad_fn: GradFn, params: Tree, batch: Tree) -> tuple[jax.Arra
     if names != gradient_names:
         raise UsageError(f"grad_fn must return a gradient with the parameters' names {names}, got {gradient_names}")
     for name, p, g in zip(names, jax.tree.leaves(params), jax.tree.leaves(grads)):
-        check_output(f"grad_fn, for parameter '{name}',", g, p.shape)
+        check_output(f"grad_fn, for parameter '{name}',", g, jnp.shape(p))
     return check_output("grad_fn", loss), grads
 
 
