@@ -26,7 +26,7 @@ def test_partition_shows_measures_a_table_and_a_picture(capsys):
     arguments = ["data", "partition", "--task", "digits", "--alpha", "0.1", "--num-clients", "12", "--out", "p"]
     assert fedoptax(*arguments) == 0
     printed = capsys.readouterr().out
-    assert "12 clients hold 1,438 examples" in printed
+    assert "12 clients with 1,438 examples" in printed
     assert "total_variation_mean" in printed
     assert "... and 2 more clients" in printed
     rows = list(csv.reader(Path("p/partition.csv").read_text().splitlines()))

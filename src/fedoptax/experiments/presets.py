@@ -97,7 +97,7 @@ def find_grid(task: str, preset: str, grid: str, algorithms: Sequence[str]) -> d
     setting = find_setting(task, preset if grid == "paper" and preset.startswith("paper") else grid, "grid")
     stated, grids = setting.grid if setting else {}, dict[str, str]()
     for name in algorithms:
-        values = {key.removeprefix(f"{name}."): text for key, text in stated.items()}
+        values = {key.removeprefix(f"{name}."): text for key, text in stated.items() if text}
         if not (values := {f"{name}.{key}": text for key, text in values.items() if key in parameters_of(name)}):
             raise UsageError(f"grid {grid} of task '{task}' has nothing of {name}")
         grids |= values
@@ -139,7 +139,7 @@ def _settings(task: str, name: str, stated: Mapping[str, Any]) -> dict[str, Pape
         run = first.run if epochs is None else {**first.run, "local_epochs": epochs}
         one = replace(first, run=run, name=f"{name}-{epochs}-epoch{'s'[: epochs > 1]}" if i else name)
         settings[one.name] = one
-        if base.get("active"):
+        if {**base, **stated}.get("active"):
             devices = {"num_clients": run["cohort_size"], "devices": one.task["num_clients"]}
             settings[f"{one.name}-active"] = replace(one, task={**one.task, **devices}, name=f"{one.name}-active")
     return settings

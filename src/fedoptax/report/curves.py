@@ -9,6 +9,8 @@ import pandas as pd
 from fedoptax.report.groups import Group
 from fedoptax.report.load import CIRCUMSTANCES, COST_COLUMNS
 
+POINTS = 2000  # points a curve has at most where it is drawn
+
 
 class Axis(NamedTuple):
     """The horizontal axis of curves."""

@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from fedoptax.report.clients import ClientBands
-from fedoptax.report.curves import AXES, Curve, MetricCurves, axis_limits
+from fedoptax.report.curves import AXES, POINTS, Curve, MetricCurves, axis_limits
 from fedoptax.report.load import Run
 from fedoptax.report.partition import SHOWN, Partition
 from fedoptax.report.report import Report
@@ -56,8 +56,8 @@ def draw_figures(report: Report) -> dict[str, bytes]:
         for place, (_, heat_map) in enumerate(report.searches, start=1):
             if heat_map is not None:
                 drawn["heat-map" if len(report.searches) == 1 else f"heat-map-{place}"] = draw_heat_map(heat_map)
-        for phases in filter(None, map(draw_phases, report.runs)):
-            drawn.setdefault("network-seconds", phases)
+        if phases := next(filter(None, map(draw_phases, report.runs)), None):
+            drawn["network-seconds"] = phases
         for place, profile in enumerate(report.profiles, start=1):
             drawn[f"profile-{place}"] = draw_profile(profile, places)
         return {f"{name}.{kind}": _save(one, kind) for name, one in drawn.items() for kind in ("png", "svg", "pdf")}
@@ -71,8 +71,8 @@ def partition_png(partition: Partition) -> bytes:
 
 def draw_curves(metric: MetricCurves, x: str = "round") -> Figure:
     """Draw a metric against an axis for all groups: mean over seeds as a line, ± standard deviation as a band."""
-    curves = metric.curves
-    labels = [visible(curve.group.label) for curve in curves]
+    curves = [curve.thinned(POINTS) for curve in metric.curves]
+    labels = [visible(curve.group.label, 90) for curve in curves]
     is_beside = max(map(len, labels)) <= 34
     columns = -(-len(curves) // 21) if is_beside else 1
     height = max(4.0, 0.19 * -(-len(curves) // columns) + 0.9) if is_beside else max(4.2, 0.19 * len(curves) + 3)
@@ -153,10 +153,12 @@ def draw_phases(run: Run) -> Figure | None:
     if not table.size:
         return None
     figure = Figure(figsize=(7.6, 3.0), layout="constrained")
-    axes = figure.add_subplot(xlabel="Round", ylabel="Seconds")
+    title = visible(f"{run.config['algorithm']['name']}, seed {run.config['seed']}")
+    axes = figure.add_subplot(xlabel="Round", ylabel="Seconds", title=title)
+    edges, tops = np.append(table.index, table.index[-1] + 1) - 0.5, table.cumsum(axis=1)
     for place, phase in enumerate(table):
-        bottom = table.iloc[:, :place].sum(axis=1)
-        axes.bar(table.index, table[phase], 1.0, bottom, color=style_of(place).light, label=phase)
+        color, base = style_of(place).light, tops[phase] - table[phase]
+        axes.stairs(tops[phase], edges, baseline=base, fill=True, color=color, label=phase)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.legend(loc="outside right upper")
     return figure
@@ -166,7 +168,8 @@ def draw_clients(bands: Sequence[ClientBands]) -> Figure:
     """Draw each client's metric at the end, one line per group, by increasing mean over groups, with clients' names."""
     table = pd.DataFrame({place: band.end for place, band in enumerate(bands)})
     table = table.loc[table.mean(axis=1).sort_values().index]
-    figure = Figure(figsize=(7.6, 3.4), layout="constrained")
+    columns = -(-len(bands) // 16)
+    figure = Figure(figsize=(6.0 + 1.6 * columns, 3.4), layout="constrained")
     axes = figure.add_subplot(ylabel=visible(metric_title(bands[0].metric)))
     for place, band in enumerate(bands):
         style, values = style_of(band.group.index), table[place].to_numpy()
@@ -175,7 +178,7 @@ def draw_clients(bands: Sequence[ClientBands]) -> Figure:
     names = [visible(str(name), 20) for name in table.index] if is_named else []
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axes.set_xlabel("" if names else "Clients, in increasing order")
-    axes.legend()
+    figure.legend(loc="outside right upper", ncols=columns)
     return figure
 
 
@@ -248,14 +251,15 @@ def draw_heat_map(heat_map: HeatMap) -> Figure:
             if cell is None:
                 continue
             text = format_number(cell.score, 3) if math.isfinite(cell.score) else "×"
-            color = "white" if depths[i, j] > 0.6 else INK
+            color = "white" if depths[i, j] > 0.72 else "black"
             axes.text(j, i, text, ha="center", va="center", fontsize=7.5, color=color)
             if cell is heat_map.result.best_or_none:
                 axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, edgecolor="#cf5300", linewidth=2))
     axes.set_xticks(range(len(columns)), [visible(name, 20) for name in columns], rotation=45)
     axes.set_yticks(range(len(rows)), [visible(name, 20) for name in rows])
     axes.set(xlabel=visible(heat_map.x, 20), ylabel=visible(heat_map.y, 20))
-    axes.set_title(visible(f"{heat_map.result.search.algorithm}: {metric_words(rule.metric)}", 40))
+    title = visible(f"{heat_map.result.search.algorithm}: {metric_words(rule.metric)}", 60)
+    figure.suptitle(title, x=0.02, ha="left", fontsize=9, wrap=True)
     return figure
 
 

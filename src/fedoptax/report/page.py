@@ -17,9 +17,9 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from fedoptax.engine.options import RunOptions, options_of
-from fedoptax.names import BASELINES
+from fedoptax.names import ALGORITHMS, BASELINES
 from fedoptax.report.clients import tabulate_clients
-from fedoptax.report.curves import Axis, Curve, axis_limits, find_axes
+from fedoptax.report.curves import POINTS, Axis, Curve, axis_limits, find_axes
 from fedoptax.report.groups import Group, title_of
 from fedoptax.report.load import Run
 from fedoptax.report.partition import task_title
@@ -29,7 +29,6 @@ from fedoptax.report.style import palette_css, style_of
 from fedoptax.report.tables import FIRST, shown_columns, table_rows
 from fedoptax.report.words import describe_faults, format_count, format_setting, join_values, join_words, metric_title
 
-POINTS = 2000  # points a curve has at most on the page
 _FACT_NAMES = {"aggregate": "Aggregation", "num_params": "Parameters"}
 SCRIPTS = ("curves.js", "page.js")  # the page's script, in the order of use, in one function scope
 
@@ -166,7 +165,8 @@ def describe_call(group: Group) -> str:
     values, run = (", ".join(f"{k}={v!r}" for k, v in of.items()) for of in (algorithm["hyperparameters"], options))
     seeds = ", ".join(str(one.config["seed"]) for one in group.runs)
     task = {name: value for name, value in config["task"].items() if name != "description"}
-    call = f"fedoptax.run(task, fedoptax.{algorithm['name']}({values}), {run}, seed=...)"
+    made = f"fedoptax.{algorithm['name']}({values})" if algorithm["name"] in ALGORITHMS else algorithm["name"]
+    call = f"fedoptax.run(task, {made}, {run}, seed=...)"  # of an object of the user's, its name
     if algorithm["name"] in BASELINES or ":" in algorithm["name"]:
         of = {algorithm["name"]: algorithm["hyperparameters"]}
         call = f"fedoptax.compare(task, {list(of)}, out, hyperparameters={of}, {run}, seeds=...)"

@@ -25,11 +25,11 @@ class Partition(NamedTuple):
     def sentence(self) -> str:
         """The picture in words."""
         low, middle, high = np.percentile(self.sizes, [0, 50, 100])
-        text = f"{format_count(len(self.sizes), 'client')} hold {format_count(int(self.sizes.sum()), 'example')}: "
+        text = f"{format_count(len(self.sizes), 'client')} with {format_count(int(self.sizes.sum()), 'example')}: "
         text += f"{low:,.0f} to {high:,.0f} each, median {middle:,.0f}."
         if self.heterogeneity is not None:
             text += f" Heterogeneity {self.heterogeneity:.2f}: the mean total-variation distance between a client's"
-            text += " labels and all labels, 0 if all clients are equal, near 1 with one class per client."
+            text += " labels and all labels, 0 if all clients are equal, 1 − 1/C with one of C equal classes each."
         return text
 
 
@@ -57,5 +57,6 @@ def task_title(config: Mapping[str, Any]) -> str:
     task = config["task"]
     if not task.get("partition"):
         return str(task["name"])
-    options = [f", {name.replace('_', ' ')} {format_setting(task[name])}" for name in _OPTIONS if task.get(name)]
+    chosen = {name: task[name] for name in _OPTIONS if task.get(name) is not None}
+    options = [f", {name.replace('_', ' ')} {format_setting(value)}" for name, value in chosen.items()]
     return f"{task['name']} ({task['partition']} partition{''.join(options)})"

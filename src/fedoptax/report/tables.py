@@ -312,7 +312,7 @@ def to_latex(table: pd.DataFrame) -> str:
     header, *rows = [[cell.replace("→", "to") for cell in row] for row in short_table(table)]
     form = "l" + "r" * len(header[1:])
     text = pd.DataFrame(rows, columns=header).to_latex(index=False, escape=True, column_format=form)
-    return text.replace("±", "$\\pm$").replace("–", "--")
+    return text.replace("±", "$\\pm$").replace("–", "--").replace("′", "$'$")
 
 
 def to_markdown(table: pd.DataFrame) -> str:

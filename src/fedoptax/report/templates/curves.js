@@ -55,8 +55,7 @@ function valueRange(curves) {
 
 function axis(title, more) {
   const name = { text: plain(title), font: { color: color("ink"), size: 12 }, standoff: 8 };
-  const lines = { gridcolor: color("faint"), linecolor: color("rule"), zeroline: false };
-  return { title: name, automargin: true, ...lines, ...more };
+  return { title: name, automargin: true, gridcolor: color("faint"), linecolor: color("rule"), zeroline: false, ...more };
 }
 
 function drawCurves() {
@@ -65,15 +64,16 @@ function drawCurves() {
   const isDashed = (curve) => DATA.groups[curve.group].dash !== "solid"; // drawn last: gaps show what is below
   const curves = [...metric.curves].sort((a, b) => isDashed(a) - isDashed(b));
   const layout = {
-    xaxis: axis(state.axis.title, { showgrid: false, automargin: false, tickangle: 0, unifiedhovertitle: { text: state.axis.hover } }),
+    xaxis: axis(state.axis.title, { showgrid: false, automargin: false, tickangle: 0, unifiedhovertitle: { text: state.axis.hover },
+      dtick: state.axis.name === "round" && curves.every((curve) => curve.along.round.at(-1) < 10) ? 1 : null }),
     yaxis: axis(metric.label + (state.log ? " (log scale)" : ""), {
       nticks: 7, type: state.log ? "log" : "linear", ...valueRange(curves),
     }),
     hovermode: "x unified", hoversort: metric.higher ? "value descending" : "value ascending",
-    hoverlabel: { bgcolor: color("paper"), bordercolor: color("rule"), font: { color: color("ink") }, namelength: 40 },
+    hoverlabel: { bgcolor: color("paper"), bordercolor: color("rule"), font: { color: color("ink") } },
     font: { family: getComputedStyle(document.body).fontFamily, color: color("soft"), size: 12 },
     modebar: { bgcolor: none, color: color("soft"), activecolor: color("ink") },
-    paper_bgcolor: none, plot_bgcolor: none, margin: { l: 46, r: 8, t: 10, b: 52 },
+    paper_bgcolor: color("paper"), plot_bgcolor: none, margin: { l: 46, r: 8, t: 10, b: 52 },
     legend: { uirevision: false, ...(isWide ? { y: 0.94 } : { orientation: "h" }) },
     height: Math.min(620, Math.max(430, 26 * DATA.groups.length + 60)),
     uirevision: [metric.name, state.axis.name, state.log].join(), // the reader's zoom stays while these do
@@ -96,9 +96,11 @@ function fillValues() {
     line.append(cell(first, "th"), ...texts.map((text) => cell(text, tag)));
     return line;
   };
+  // the last value up to a round, as curves are evaluated at different ones
+  const at = ({ along, mean }, round) => (along.round.at(-1) < round ? null : mean[along.round.findLastIndex((x) => x <= round)]);
   const body = state.metric.curves.map((curve) =>
-    row(DATA.groups[curve.group].label, chosen.map((round) => format(curve.mean[curve.along.round.indexOf(round)])), "td"));
-  byId("values").tHead.replaceChildren(row(`${state.metric.label} at round`, chosen.map(String), "th"));
+    row(DATA.groups[curve.group].label, chosen.map((round) => format(at(curve, round))), "td"));
+  byId("values").tHead.replaceChildren(row(`${state.metric.label} by round`, chosen.map(String), "th"));
   byId("values").tBodies[0].replaceChildren(...body);
 }
 
