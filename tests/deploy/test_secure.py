@@ -27,6 +27,7 @@ from federations import (
 )  # fmt: skip
 from fedoptax._files import read_json
 from fedoptax.algorithm import Cohort
+from fedoptax.deploy import secure
 from fedoptax.deploy.client import NodeClient, Order
 from fedoptax.deploy.config import Deployment, build_task
 from fedoptax.deploy.local import LocalFederation
@@ -291,6 +292,12 @@ test_what_needs_single_uploads_is_refused_by_name = refusals([
     (partial(secured, Path(), cohort_size=2), "secure_aggregation needs cohort_size >= 3"),
     (partial(secured, Path(), secure_aggregation=-1.0), "secure_aggregation"),
 ])  # fmt: skip
+
+
+def test_two_members_that_offer_one_key_have_different_masks() -> None:
+    key = secure._offer_keys(memory := dict[str, Any]())["mask"].tobytes()
+    first, last = (secure._pair_mask(1, other, memory["next-mask"], key, 4) for other in (0, 2))
+    assert not np.array_equal(first, np.negative(last))
 
 
 def test_the_threshold_is_a_majority_the_quorum_and_three() -> None:

@@ -134,8 +134,7 @@ def test_another_version_or_other_devices_are_one_line(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("text", ["many", "0", "dask:", "slurm:x"])
 def test_workers_that_are_none_are_refused(text, tmp_path):
-    with pytest.raises(fx.UsageError, match="workers must be"), open_executor(text, tmp_path):
-        pass
+    refused(lambda: open_executor(text, tmp_path).__enter__(), "workers must be")
 
 
 @pytest.mark.long

@@ -2,8 +2,8 @@
 
 In the first phase a client tells, of each feature, how many cells have a value and their sum (of a category's feature
 that is its count), and the sum of squares; in the second, with the means known, the sum of squares about them, and of
-features whose median is needed how many values are in each of `BINS` bins. What tells of fewer than `min_count` rows is
-left out: categories, classes and bins count no such few, and a client with fewer rows tells nothing.
+features whose median is needed how many values are in each of `BINS` bins. Numbers below `min_count` are
+sent as 0: of categories, classes and bins, and all of a client with fewer rows; differences may still show them.
 """
 
 from collections.abc import Mapping

@@ -311,9 +311,9 @@ def _public_key(public: bytes) -> ec.EllipticCurvePublicKey:
     return ec.EllipticCurvePublicKey.from_encoded_point(CURVE, public)
 
 
-def _agree(private: bytes, public: bytes) -> bytes:
-    """Return 32 bytes that only the holders of the two private keys know."""
-    return HKDF(SHA256(), 32, None, b"").derive(_private_key(private).exchange(ec.ECDH(), _public_key(public)))
+def _agree(private: bytes, public: bytes, info: bytes = b"") -> bytes:
+    """Return 32 bytes for a purpose that only the holders of the two private keys know."""
+    return HKDF(SHA256(), 32, None, info).derive(_private_key(private).exchange(ec.ECDH(), _public_key(public)))
 
 
 def _box(private: bytes, public: bytes) -> Fernet:
@@ -356,8 +356,8 @@ def _mask(key: bytes, size: int) -> np.ndarray:
 
 
 def _pair_mask(partition: int, other: int, private: bytes, public: bytes, size: int) -> np.ndarray:
-    """Return the mask that `partition` adds and `other` subtracts."""
-    mask = _mask(_agree(private, public), size)
+    """Return the mask that one adds and the other subtracts; their numbers are in it, as two may offer one key."""
+    mask = _mask(_agree(private, public, _address(*sorted((partition, other)))), size)
     return mask if partition > other else np.negative(mask)
 
 

@@ -85,8 +85,8 @@ def gather_statistics(
     def check_sums(sums: Sums, rows: float = math.inf) -> Sums:
         if any(values.min(initial=0) < 0 for name, values in sums.items() if name != "total"):
             raise WireError("statistics: counts or squares below 0")
-        bounds = {"total": rows * LARGEST, "squares": rows * LARGEST**2}
-        if any(np.abs(values).max(initial=0) > bounds.get(name, rows) for name, values in sums.items()):
+        bounds = {"total": sums["count"] * LARGEST, "squares": sums["count"] * LARGEST**2}
+        if any((np.abs(values) > bounds.get(name, rows)).any() for name, values in sums.items()):
             raise WireError(f"statistics: more than {rows:g} rows can have")
         return sums
 
