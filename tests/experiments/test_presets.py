@@ -66,7 +66,7 @@ def test_every_setting_fits_its_task_and_builds_its_algorithms(task, name):
     assert setting.convention
 
 
-@pytest.mark.parametrize(("task", "name"), [row for row in ALL if row[0] != "wikitext-2"])  # whose text has no grid
+@pytest.mark.parametrize(("task", "name"), [row for row in ALL if row[0] != "wikitext-2"])  # its text has no grid
 def test_the_papers_grids_fit(task, name):
     methods = [m for m in find_setting(task, f"paper:{name}").hyperparameters if m not in ("local_amsgrad", "stem")]
     grids = parse_grids(find_grid(task, "tuned", f"paper:{name}", methods), methods)
