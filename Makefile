@@ -80,4 +80,4 @@ lock:            ## pin the newest allowed versions for all supported Pythons
 	uv pip compile --universal --python-version 3.11 --fork-strategy fewest --group dev pyproject.toml --no-header --generate-hashes -o requirements.lock
 
 clean:           ## remove the virtual environments and caches
-	rm -rf .venv .venv-* .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv .venv-* .*_cache .hypothesis .benchmarks build dist

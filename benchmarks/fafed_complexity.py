@@ -38,7 +38,7 @@ HEAD = """# FAFED: rounds by clients and by accuracy
 Made by `python benchmarks/fafed_complexity.py`. The claim (Wu et al. 2023, Remark 1): Õ(N⁻¹ ε⁻³) iterations, that is
 gradients per client, until ‖∇f‖ ≤ ε: N times the clients, an Nth of the iterations. And Õ(ε⁻²) rounds, where the
 paper's Table 1 gives FedAvg Õ(ε⁻⁴). All clients take part, q steps a round on batches of b; the same examples are
-shared out iid among any N, so f stays.
+shared out iid among any N, so f stays. M_t and the constants of Theorem 2: [theory.md](theory.md).
 
 A number is the first round after which the mean of ‖∇f‖ over {seeds} seeds is at most ε, at the best step of the grid
 (each twice the one before; FAFED with α of {alphas} and ρ = 1); – is never. A slope is that of a line through the
@@ -170,15 +170,27 @@ def rounds_to(found: dict[str, Any], target: float, problem: Problem) -> int | N
     return (min(first) + 1) * problem.every if first else None
 
 
-def slope(x: Sequence[float], y: Sequence[int | None]) -> str:
-    """Return the slope of log y over log x with the half width of its 95 percent interval."""
+def slope(x: Sequence[float], y: Sequence[int | None]) -> tuple[float, float]:
+    """Return the slope of log y over log x and the half width of its 95 percent interval, NaN of fewer than 3 pairs."""
     from scipy import stats
 
     known = [(math.log(a), math.log(b)) for a, b in zip(x, y, strict=True) if b is not None]
     if len(known) < 3:
-        return "–"
+        return math.nan, math.nan
     line = stats.linregress(*zip(*known, strict=True))
-    return f"{line.slope:.2f} ± {stats.t.ppf(0.975, len(known) - 2) * line.stderr:.2f}"
+    return line.slope, stats.t.ppf(0.975, len(known) - 2) * line.stderr
+
+
+def show(line: tuple[float, float]) -> str:
+    return "–" if math.isnan(line[0]) else "{:.2f} ± {:.2f}".format(*line)
+
+
+def judge(lines: Sequence[tuple[float, float]], bound: float) -> str:
+    """Say of how many slopes the interval reaches the bound or what is below it."""
+    known = [line for line in lines if not math.isnan(line[0])]
+    met = sum(middle - half <= bound for middle, half in known)
+    word = "reproduced" if met == len(known) else "partly" if met else "not reproduced"
+    return f"{word} ({met} of {len(known)} intervals reach {bound:g} or less)"
 
 
 def section(problem: Problem, found: dict[tuple[str, int], dict[str, Any]]) -> str:
@@ -189,11 +201,14 @@ def section(problem: Problem, found: dict[tuple[str, int], dict[str, Any]]) -> s
         lines.append(f"| {name}: N | {' | '.join(f'ε = {e:g}' for e in problem.targets)} | slope in 1/ε |")
         lines.append("|" + " --- |" * (len(problem.targets) + 2))
         inverse = [1 / target for target in problem.targets]
-        for n, row in table.items():
+        by_accuracy = [slope(inverse, row) for row in table.values()]
+        for (n, row), line in zip(table.items(), by_accuracy, strict=True):
             cells = ["–" if cell is None else str(cell) for cell in row]
-            lines.append(f"| {n} | {' | '.join(cells)} | {slope(inverse, row)} |")
-        columns = [slope(problem.clients, [row[i] for row in table.values()]) for i in range(len(problem.targets))]
-        lines += [f"| slope in N | {' | '.join(columns)} | |", ""]
+            lines.append(f"| {n} | {' | '.join(cells)} | {show(line)} |")
+        by_clients = [slope(problem.clients, [row[i] for row in table.values()]) for i in range(len(problem.targets))]
+        lines += [f"| slope in N | {' | '.join(map(show, by_clients))} | |", ""]
+        if name == "fafed":
+            lines += [f"Linear speed-up in N: {judge(by_clients, -1)}. Õ(ε⁻²) rounds: {judge(by_accuracy, 2)}.", ""]
     return "\n".join(lines)
 
 

@@ -21,6 +21,11 @@ class Claim:
     tests: list[Test]
 
     @property
+    def is_ours(self) -> bool:
+        """Whether the page's source does not make the claim; it does not count for the verdict."""
+        return self.says.startswith("Ours: ")
+
+    @property
     def outcome(self) -> str:
         """It holds if each test says so; else the worst of them."""
         outcomes = {test.outcome for test in self.tests}
@@ -75,7 +80,6 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
 
 
 _NOTHING = Measure("", True)
-OURS = "Ours: "  # how a claim begins that the page's source does not make
 
 
 def _make_tests(
@@ -141,12 +145,12 @@ def count_near(step: Step, distance: float, per: str | None = None) -> int:
 
 
 def verdict(claims: Sequence[Claim]) -> str:
-    """One word for a page: what became of its claims, but not of those beside them that are ours (`OURS`)."""
-    claims = [claim for claim in claims if not claim.says.startswith(OURS)]
+    """One word for a page: what became of its claims, but not of those beside them that are ours."""
+    claims = [claim for claim in claims if not claim.is_ours]
     outcomes = {claim.outcome for claim in claims}
     if outcomes == {"holds"}:
         return "reproduced"
-    words = {"holds": "partly", "contradicted": "not reproduced", "undecided": "undecided"}
+    words = {"holds": "partly", "contradicted": "not reproduced", "undecided": "not reproduced (undecided)"}
     found = [word for outcome, word in words.items() if outcome in outcomes]
     tried = {test.outcome for claim in claims for test in claim.tests} - {"no data"}
-    return found[0] if found else "untested" if tried else "open"
+    return found[0] if found else "not reproduced (untested)" if tried else "open"

@@ -157,10 +157,17 @@ class Step:
 
     @property
     def devices(self) -> str:
-        """Words for the number of devices where it is not that of the cores, as in runs of older versions."""
-        runs = [run for some in (self.points, *self.runs.values()) for run in some.values()]
-        on_one = [run.config["mesh"] == 1 and run.config["environment"]["device"].startswith("cpu") for run in runs]
-        return ", one device" if all(on_one) else ", some runs on one device" if any(on_one) else ""
+        """Words for the runs on one device where that is not the number of the cores, as with older versions."""
+        runs = dict(self.points) | {
+            f"{name} seed {s}": run for name, some in self.runs.items() for s, run in some.items()
+        }
+        of_cpu = {name: run for name, run in runs.items() if run.config["environment"]["device"].startswith("cpu")}
+        on_one = [name for name, run in of_cpu.items() if run.config["mesh"] == 1]
+        others = [name for name in runs if name not in on_one]
+        few = min((on_one, others), key=len)
+        if not few:
+            return ", one device" if on_one else ""
+        return f", {'one device only' if few is on_one else 'one device, but more'} for {', '.join(few)}"
 
     @property
     def size(self) -> int:
@@ -182,9 +189,10 @@ class Step:
         rule, grid = self.rule(), next(iter(self.about["searches"].values()))["grid"]
         found = []
         for run in self.points.values():
-            rows = run.rows[["round", rule.metric]].astype(object).where(run.rows[rule.metric].notna(), None)
+            rounds = zip(run.rows["round"], run.rows[rule.metric])
+            rows = [{"round": place, rule.metric: None if math.isnan(value) else value} for place, value in rounds]
             values = {name: run.config["algorithm"]["hyperparameters"].get(name) for name in grid}
-            found.append((values, rule.score(rows.to_dict("records"), run.summary["status"])))
+            found.append((values, rule.score(rows, run.summary["status"])))
         sign = -1 if rule.higher_is_better else 1
         return sorted(found, key=lambda point: (math.isnan(point[1]), sign * point[1]))
 
@@ -240,10 +248,12 @@ def _count_diverged(table: pd.DataFrame, step: str) -> Counter[str]:
 def _split(table: pd.DataFrame, step: str) -> Iterator[tuple[str, Run]]:
     """Yield a step's runs by their place in it; of searches that came before a comparison, none."""
     part = table[table["run"].str.startswith(f"{step}/") & ~table["run"].str.startswith(f"{step}/tuning/")]
-    for place, rows in part.groupby("run", sort=False, observed=True):
-        config, summary = json.loads(rows["config"].iloc[0]), json.loads(rows["summary"].iloc[0])
-        rows = rows[rows["round"] > 0].drop(columns=list(REPEATED))
-        yield str(place).removeprefix(f"{step}/"), Run(Path(str(place)), config, rows, summary)
+    firsts = part.drop_duplicates("run")
+    rounds = part[part["round"] > 0].drop(columns=list(REPEATED))
+    by_run = dict(iter(rounds.groupby(part["run"], sort=False, observed=True)))
+    for place, config, summary in zip(firsts["run"], firsts["config"], firsts["summary"]):
+        rows = by_run.get(place, rounds[:0])
+        yield place.removeprefix(f"{step}/"), Run(Path(place), json.loads(config), rows, json.loads(summary))
 
 
 def _make_step(name: str, about: Mapping[str, Any], found: Mapping[str, Run]) -> Step:

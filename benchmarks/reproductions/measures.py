@@ -58,18 +58,20 @@ class Measure:
             return NAN
         if self.rounds == (0, 0):
             return float(run.summary.get("initial", {}).get(self.column, NAN))
-        values = pd.Series(run.rows[self.column].to_numpy(float, na_value=NAN), run.rows["round"]).dropna()
+        values = run.rows[self.column].to_numpy(float, na_value=NAN)
+        places = run.rows["round"].to_numpy()[~np.isnan(values)]
+        values = values[~np.isnan(values)]
         if self.target is not None:
-            means = values.rolling(self.window).mean()
-            reached = means[means >= self.target] if self.higher else means[means <= self.target]
-            return self.cost_of(run, float(reached.index[0])) if len(reached) else math.inf
+            means = pd.Series(values).rolling(self.window).mean().to_numpy() if self.window > 1 else values
+            reached = places[means >= self.target if self.higher else means <= self.target]
+            return self.cost_of(run, float(reached[0])) if len(reached) else math.inf
         if self.rounds is None:
             ended = run.is_complete and len(values) > 0
-            best = values.max() if self.higher else values.min()
-            return float(best if self.best else values.iloc[-1]) if ended else NAN
+            best = max if self.higher else min
+            return float(best(values) if self.best else values[-1]) if ended else NAN
         first, last = self._window(run)
-        done = len(run.rows)
-        return float(values.loc[first:last].mean()) if done >= last else NAN
+        chosen = values[(first <= places) & (places <= last)]
+        return float(chosen.mean()) if len(run.rows) >= last and len(chosen) else NAN
 
     def cost_of(self, run: Run, end: float = math.inf) -> float:
         """Return the cost of the rounds up to `end`, by default of all."""
@@ -134,6 +136,12 @@ class Test:
     equivalence: bool = False
     is_bound: bool = False  # the other method has runs that never reach the target
     decided: str = ""  # where nothing random is to be tested
+
+    @property
+    def kind(self) -> str:
+        """Which test it was, in brackets."""
+        is_sign = self.low == self.high or math.isnan(self.low)
+        return "" if math.isnan(self.p) else " (sign)" if is_sign else " (TOST)" if self.equivalence else " (t)"
 
     @property
     def outcome(self) -> str:
@@ -253,7 +261,10 @@ class Table:
         """How uploads are weighted in the mean: alike for all, or by method."""
         found = {name: next(iter(runs.values())).config["weighting"] for name, runs in self.step.runs.items() if runs}
         if len(set(found.values())) == 1:
-            return f"{next(iter(found.values()))} for all methods"
+            common = next(iter(found.values()))
+            first = {name: next(iter(runs.values())).config for name, runs in self.step.runs.items() if runs}
+            own = [name for name, config in first.items() if config.get("paper_weighting") not in (None, common)]
+            return f"{common} for all methods" + (f" (not in the papers of {', '.join(own)})" if own else "")
         return "not the same for all: " + ", ".join(f"{name} {word}" for name, word in found.items())
 
     @property
@@ -326,17 +337,21 @@ def in_several(tables: Mapping[str, Table], kind: str) -> dict[str, list[str]]:
     return {method: names for method, names in found.items() if len(names) > 1 and method not in below}
 
 
+_COSTS = ("bytes_up", "bytes_down", "virtual_seconds")
+
+
 def cost_to(runs: Mapping[int, Run], target: Measure) -> dict[str, float]:
     """Return what it takes to the target, as medians over seeds: rounds, bytes, gradients, virtual seconds."""
     found: dict[str, list[float]] = {name: [] for name in ("rounds", "bytes", "gradients", "virtual")}
     for run in runs.values():
         end = target.of(run)
-        rows = run.rows[run.rows["round"] <= end]
+        count = int((run.rows["round"] <= end).sum())
+        sums = [run.rows[name][:count].sum() if name in run.rows else NAN for name in _COSTS]
         costs = {
             "rounds": end,
-            "bytes": float(rows[["bytes_up", "bytes_down"]].sum().sum()),
+            "bytes": float(sums[0] + sums[1]),
             "gradients": run.gradients_per_round * end,
-            "virtual": float(rows["virtual_seconds"].sum()) if "virtual_seconds" in rows else NAN,
+            "virtual": float(sums[2]),
         }
         for name, cost in costs.items():
             found[name].append(cost if math.isfinite(end) else math.inf if end == end else NAN)

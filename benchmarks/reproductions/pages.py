@@ -93,9 +93,8 @@ class Recipe:
 
     @property
     def verdict(self) -> str:
-        """One word, from the claims; of a measurement that is ours nothing is reproduced."""
-        word = claims.verdict(self.claims)
-        return "confirmed" if word == "reproduced" and self.text.get("ours") else word
+        """One word, from the claims."""
+        return claims.verdict(self.claims)
 
     def repetitions(self, step: str) -> list[Step]:
         """The repetitions of a search with other seeds that were run."""

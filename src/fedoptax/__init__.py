@@ -14,10 +14,7 @@ __version__ = "0.1.0"
 
 _STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
 _HOMES = {alias.name: node.module for node in _STUB.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-_MODULES = {
-    "analytic": "tasks.analytic", "codecs": "wrappers.codecs", "eager": "engine.eager", "metrics": "tasks.metrics",
-    "papers": "experiments.presets", "transforms": "algorithms.optimizers",
-}  # fmt: skip
+_MODULES = {"codecs": "wrappers.codecs", "eager": "engine.eager", "metrics": "tasks.metrics"}
 
 __all__ = [name for name, home in _HOMES.items() if home != __name__]
 

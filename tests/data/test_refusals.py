@@ -20,6 +20,7 @@ from fedoptax.data.partition import (
     similarity,
 )
 from fedoptax.errors import DataError, UsageError
+from fedoptax.tasks import analytic
 from refusals import refusals
 
 NAN = float("nan")
@@ -82,8 +83,8 @@ TASKS = [
     (lambda: fx.load_task("digits", separator=";"), UsageError, "separator"),
     (lambda: fx.with_lora(fx.load_task("digits"), {"other": np.ones(3)}, 2), UsageError, "base must hold dense"),
     (lambda: fx.with_lora(make_task(init=lambda key: np.ones(3)), {"w": X["x"]}, 2), UsageError, "init of task"),
-    (lambda: fx.analytic.quadratic(noise=-1.0), UsageError, "noise must"),
-    (lambda: fx.analytic.synthetic(beta=NAN), UsageError, "beta must"),
+    (lambda: analytic.quadratic(noise=-1.0), UsageError, "noise must"),
+    (lambda: analytic.synthetic(beta=NAN), UsageError, "beta must"),
 ]  # fmt: skip
 DATA_SETS = [
     (lambda: find_data_dir(""), UsageError, "data_dir"), (lambda: fetch("minst"), UsageError, "data set"),

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import jax
+
 import fedoptax as fx
 from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.plan import Plan
@@ -17,6 +19,8 @@ def test_one_compilation_serves_any_number_of_rounds_and_every_seed():
     for seed in (1, 2):
         fx.run(task, algorithm, rounds=9 + seed, cohort_size=3, batch_size=4, seed=seed, eval_every=2)
     assert built.compile_seconds() == compiled > 0
+    with jax.default_matmul_precision("highest"):  # another program
+        assert program(task, Fixed(algorithm), Plan(3, LocalWork(4)), ()) is not built
 
 
 def test_a_sweep_compiles_once_and_keeps_diverged_points():

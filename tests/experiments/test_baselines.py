@@ -1,5 +1,6 @@
 """The baselines equal plain gradient descent, on each client's examples or on all, and resume as other runs do."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -10,6 +11,9 @@ import fedoptax as fx
 from command_line import fedoptax
 from fedoptax._files import read_json
 from fedoptax.algorithms.baselines import local
+from fedoptax.engine.evaluation import choose_split
+from fedoptax.engine.options import RunOptions
+from fedoptax.experiments.client_models import pool
 from fedoptax.experiments.record import split_options
 from fedoptax.experiments.run import simulate
 from refusals import refused
@@ -65,6 +69,8 @@ def test_centralized_is_descent_on_all_examples_with_as_many_steps(task):
     close(result.params, expected, rtol=1e-4)
     accuracy = float(np.mean(jax.jit(task.metrics)(expected, task.test)["accuracy"]))
     assert result.history[-1]["test_accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    other = fx.with_validation(replace(task, test_owners=np.maximum(task.test_owners, 1)), 0.3)  # none of client 0
+    assert choose_split(pool(other, RunOptions(cohort_size=2))[0]) == choose_split(other) == "test"
 
 
 def test_a_baseline_ignores_wrappers_and_pooled_examples_need_no_robust_mean(task, tmp_path):

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from command_line import fedoptax
-from fedoptax.distributed import broadcast, check_same, gather_from_all, is_leader, join, run_on_all_or_fail
-from fedoptax.errors import RunError
+from fedoptax.distributed import join
 from fedoptax.storage.history import read_rows
 from refusals import refused
 
@@ -167,10 +166,3 @@ def test_wrong_arguments_are_refused(arguments, argument, monkeypatch):
     refused(lambda: join(**right | arguments), argument)
     error = RuntimeError("late\nin many lines")
     refused(lambda: join(**right), "not all processes connected to 127.0.0.1:9 (late)")
-
-
-def test_a_single_process_is_the_leader():
-    assert is_leader() and run_on_all_or_fail(lambda: 3) == 3 and broadcast({"a": 1}) == {"a": 1}
-    assert gather_from_all(np.int32(2)).tolist() == [2]
-    check_same({"rounds": 1})
-    refused(lambda: run_on_all_or_fail(lambda: (_ for _ in ()).throw(RunError("full"))), "full")

@@ -222,19 +222,3 @@ def test_a_refused_run_removes_nothing(tmp_path):
     with pytest.raises(fx.DataError, match="each number from 0"):
         fx.run(TASK, ALGORITHM, out=tmp_path / "a", overwrite=True, speeds=str(tmp_path / "speeds.csv"), **OPTIONS)
     assert (tmp_path / "a" / "params.npz").is_file()
-
-
-@pytest.mark.long  # nothing of the project itself imports it
-def test_it_runs_where_there_is_no_fcntl(tmp_path):
-    """As on Windows."""
-    code = """
-import sys
-sys.modules["fcntl"] = None
-from fedoptax.cli.main import main
-main(["run", "--task", "digits", "--model", "logistic", "--rounds", "3", "--out", sys.argv[1]])
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "a")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0 and done.stderr.startswith("loaded digits") and done.stderr.count("\n") == 1
-    assert len(rows_without_time(tmp_path / "a")) == 3

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import gpu_queue
+import pages
 from command_line import parse
 from fedoptax.experiments.presets import find_setting
 from fedoptax.tasks import recipe_of
@@ -17,7 +18,9 @@ LARGE = ("cifar10", "cifar100", "wikitext-2", "text:llm/shakespeare.jsonl")  # t
 def test_the_queue_names_each_job_once_and_its_commands_exist():
     jobs = gpu_queue.read_queue(ROOT / "benchmarks" / "reproductions" / "queue.toml")
     assert len({job.name for job in jobs}) == len({job.command for job in jobs}) == len(jobs)
+    steps = {f"{name}/{step['name']}" for name in pages.names() for step in pages.read(name)["steps"]}
     for job in jobs:
+        assert job.name.rsplit("/", 2)[0] in steps
         options = parse(f"fedoptax {job.command}").params
         is_narrow = options["task"] in LARGE and "float32" not in job.name
         assert ("compute_dtype=bfloat16" in options["task_set"]) == is_narrow

@@ -4,14 +4,17 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import claims
+import fafed_complexity
 import histories
 import measures
 import pages
 from command_line import parse
+from fedoptax._files import read_json
 from fedoptax.experiments.presets import find_setting
 from fedoptax.report import Run
 from histories import Step
@@ -32,28 +35,39 @@ def test_a_recipe_is_whole_and_its_commands_exist(name):
                 find_setting(options["task"], options["preset"])
 
 
-LARGE = {"all-methods", "tau-curve"}
-
-
-@pytest.mark.parametrize("left_out", [LARGE, pytest.param(set(), marks=pytest.mark.long)], ids=["small", "all"])
-def test_pages_are_what_the_histories_say(left_out, monkeypatch):
-    """By default those of the small recipes alone: README, which-method and results are made of all."""
-    names = [name for name in pages.names() if name not in left_out]
-    monkeypatch.setattr(pages, "names", lambda: names)
-    if left_out:
-        monkeypatch.setattr(pages, "PAGES", {})
+def test_pages_are_what_the_histories_say():
     rendered = pages.render()
-
-    def find_stale(rendered: dict[Path, str]) -> list[Path]:
-        return [path for path in pages.find_stale(rendered) if path in rendered or not left_out]
-
-    assert find_stale(rendered) == []  # else: make pages
+    assert pages.find_stale(rendered) == []  # else: make pages
     for path, text in rendered.items():
         figures = re.findall(r"\]\(([^)]+\.png)\)", text)
         assert all((path.parent / figure).is_file() for figure in figures)
     path, text = next((path, text) for path, text in rendered.items() if re.search(r"\d\.\d ± ", text))
     by_hand = re.sub(r"(\d)(\.\d ± )", lambda found: f"{(int(found[1]) + 1) % 10}{found[2]}", text, count=1)
-    assert find_stale(rendered | {path: by_hand}) == [path]
+    assert pages.find_stale(rendered | {path: by_hand}) == [path]
+
+
+def test_theory_s_page_agrees_with_itself():
+    found = 0  # rows with a slope, which is that of the row's numbers, up to rounding and the mean over seeds
+    for line in (fafed_complexity.RESULTS / "theory.md").read_text(encoding="utf-8").splitlines():
+        if fitted := re.search(r" (-?[\d.]+) \[(-?[\d.]+), (-?[\d.]+)\] \| (.*) \|$", line):
+            (slope, low, high), verdict, cells = map(float, fitted.groups()[:3]), fitted[4], line.split(" | ")
+            exact = [[float(value) for value in cell.split(" = ")[-1].split(", ")] for cell in cells[2:4]]
+            if verdict.endswith("reproduced"):  # of rates that decay: the last two values, of twice the rounds
+                exact = [[1, 2], exact[0][-2:]]
+                assert verdict.startswith("falls") == (high < 0)
+            else:
+                assert verdict.startswith("reproduced") == (low <= float(cells[4]))
+            assert np.polyfit(*np.log(exact), 1)[0] == pytest.approx(slope, abs=0.03) and low <= slope <= high
+            found += 1
+    assert found == 18
+
+
+@pytest.mark.parametrize(("name", "problem"), fafed_complexity.PROBLEMS.items())
+def test_the_page_of_fafed_s_complexity_is_what_was_measured(name, problem):
+    place = fafed_complexity.RESULTS / "fafed-complexity"
+    found = {(a, n): read_json(place / f"{name}-{a}-{n}.json") for a in problem.rates for n in problem.clients}
+    page = place.with_suffix(".md").read_text(encoding="utf-8")
+    assert fafed_complexity.section(problem, found) in page
 
 
 def make_step(values: dict[str, list[float]], metric: str = "test_accuracy") -> Step:
@@ -89,8 +103,8 @@ def test_a_claim_is_what_its_test_says(ours, theirs, outcome):
     (missing,) = claims.make_claims(recipe, {}, {})  # its step was not run
     assert missing.outcome == "no data" and claims.verdict([missing]) == "open"
     words = {"holds": "partly", "contradicted": "not reproduced", "no data": "open"}
-    beside = [claims.replace(claim, says=claims.OURS + claim.says), missing]  # ours, which counts for nothing
-    assert claims.verdict([claim, *beside]) == words.get(outcome, outcome.split(",")[0])
+    beside = [claims.replace(claim, says=f"Ours: {claim.says}"), missing]  # ours, which counts for nothing
+    assert claims.verdict([claim, *beside]) == words.get(outcome, f"not reproduced ({outcome.split(',')[0]})")
     assert claims.verdict(beside) == "open"
 
 

@@ -8,11 +8,9 @@ import pytest
 
 from browser import without_scripts
 from fedoptax.report import write_report
-from fedoptax.report.figures import draw_profile
 from fedoptax.report.page import render
 from fedoptax.report.report import load_report
 from fedoptax.report.searches import (
-    Profile,
     describe_search,
     edge_warnings,
     load_searches,
@@ -54,13 +52,6 @@ def test_a_map_by_hand(tmp_path):
     assert profile.name == "b" and profile.lines == {
         "fedadam": [(0.01, pytest.approx(0.3)), (0.1, pytest.approx(0.1)), (1.0, pytest.approx(0.7))]
     }
-
-
-def test_a_profile_of_many_methods_has_room_for_its_curves():
-    lines = {f"method_{number}": [(0.1, 0.5), (1.0, number / 40)] for number in range(40)}
-    figure = draw_profile(Profile("client_lr", "val_accuracy", True, True, lines), {})
-    figure.draw_without_rendering()
-    assert figure.axes[0].get_position().height > 0.5 and figure.axes[0].get_position().width > 0.3
 
 
 def test_points_of_searches_are_not_compared_with_runs(tmp_path):

@@ -89,9 +89,10 @@ def test_a_run_that_ends_without_a_finite_value_is_not_judged_by_an_earlier_one(
     for seed in (0, 1):
         write_run(tmp_path / f"a{seed}", [0.9, 0.9, None if seed else 0.8], seed=seed)  # such as an infinite perplexity
         write_run(tmp_path / f"b{seed}", [0.5] * 3, name="fedavg", seed=seed)
+        write_run(tmp_path / f"c{seed}", [None if seed else 0.9] * 3, name="mime", seed=seed)
     table = final_table(load_runs(tmp_path)).set_index("algorithm")
     assert np.isnan(table.loc["fedadam", "final"]) and table.loc["fedadam", "counted"] == 1
-    assert not table.loc["fedadam", "complete"] and table.loc["fedavg", "final"] == 0.5
+    assert table["complete"].to_dict() == {"fedadam": False, "fedavg": True, "mime": False}
 
 
 def test_diverged_seeds_do_not_enter_final_values_and_are_named(tmp_path):
@@ -170,6 +171,10 @@ def test_early_progress_has_tests_of_its_own(tmp_path):
     assert (table.loc["fedavg", "rounds_behind"], table.loc["fedavg", "rounds_p"]) == (2, 0.25)
     assert table.loc["fedavg", "p"] == 1 and table.loc["fedadam", "standing"] == "highest"
     assert find_verdicts(table.reset_index())[0].text.count("significant") == 2
+    for seed in range(3):
+        write_run(tmp_path / f"rare-{seed}", [None, 0.99, 0.9, 0.9], seed=seed, name="mime")  # of fewer rounds, no mean
+    table = final_table(load_runs(tmp_path), early=2).set_index("algorithm")
+    assert table.loc["fedadam", "early_standing"] and np.isnan(table.loc["mime", "early_p"])
 
 
 def test_groups_of_other_rounds_and_seeds_are_compared_by_what_they_share(tmp_path):
@@ -212,7 +217,7 @@ def test_two_seeds_are_too_few_for_a_verdict_and_one_shows_no_spread(tmp_path):
 
 def test_equal_differences_decide_without_a_t_test():
     one = {0: 0.5, 1: 0.7, 2: 0.6}
-    assert compare_seeds(one, one) == (3, 0.0, 0.0, 0.0, 1.0, 0.0)
+    assert compare_seeds(one, one) == (3, 0.0, 0.0, 0.0, 1.0, 0.125)
     apart = compare_seeds(one, {seed: value - 0.25 for seed, value in one.items()})
     assert (apart.p_differs, apart.p_within_point) == (0.25, 1.0)
     shares = {seed: float(np.float32(correct / 48)) for seed, correct in enumerate((31, 40, 22))}

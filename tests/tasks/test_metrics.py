@@ -73,13 +73,13 @@ def test_each_client_has_its_own_and_one_without_both_classes_counts_for_nothing
     probabilities, labels = draw(classes, 80)
     owners = RNG.integers(0, 5, 80)
     labels[owners == 3] = 1  # AUROC is not defined there
-    task = scored_task(probabilities, labels, owners, primary_metric="auroc")
+    task = scored_task(probabilities, labels, owners, primary_metric="auroc", devices=9)
     expected = np.full(5, np.nan)
     for i in (0, 1, 2, 4):
         expected[i] = by_sklearn(probabilities[owners == i], labels[owners == i])[0]
     params, data = task.init(None), evaluation_data(task)
     np.testing.assert_allclose(fx.evaluate_clients(task, params)["auroc"], expected, atol=1e-6)
-    models = jax.tree.map(lambda a: jnp.stack([a] * 7), params)
+    models = jax.tree.map(lambda a: jnp.stack([a] * 9), params)
     stacked = jax.jit(lambda models, data: evaluate(task, models, data, is_stacked=True))(models, data)
     for found in (columns(task), stacked):
         assert float(found["test_auroc"]) == pytest.approx(by_sklearn(probabilities, labels)[0], abs=1e-6)
@@ -134,6 +134,7 @@ def test_calibration_brier_and_what_has_no_variance_by_hand():
     assert total_of(metrics.calibration_error(p, y, 0)) == pytest.approx((0.1 + 0.95 + 0.3) / 3)
     assert total_of(metrics.brier(jnp.array([[0.5, 0.3, 0.2]]), jnp.array([1]))) == pytest.approx(0.78)
     assert all(np.isnan([total_of(metrics.auprc(p, 0 * y + 1)), total_of(metrics.r2(p[:, 0], jnp.ones(3)))]))
+    assert np.isnan(metrics.confusion(p, y, "ab")["confusion_a_as_b"].result(jnp.zeros(2)))  # of no examples
 
 
 def rows(batch: Any) -> jax.Array:

@@ -199,7 +199,7 @@ class CompareForm(SearchOptions, ExperimentOptions):
 class TuneForm(SearchOptions, ExperimentOptions, AlgorithmOptions):
     """Search for an algorithm's hyper-parameters and write a report with heat maps.
 
-    All points share one compilation.
+    Points that differ in numbers alone share one compilation.
 
     Example: fedoptax tune --algorithm fedadam --grid client_lr=1e-3..1 --grid server_lr=1e-3..1 --out runs/c
     """

@@ -63,7 +63,8 @@ def open_examples(task: Task, plan: Plan, cohort_of: Callable[[int], np.ndarray]
         return lambda round: device_data(task, plan.mesh)
     clients, cohort_size = task.clients, plan.cohort_size
     room = int(np.sort(clients.sizes)[-cohort_size:].sum())  # of the largest cohort there can be
-
+    fixed = evaluation_data(task), task.frozen.arrays
+    fixed = replicate(fixed, plan.mesh) if plan.mesh > 1 else jax.device_put(fixed)
     assign = jax.jit(partial(assign_cohort, plan, task))
 
     def read(round: int) -> DeviceData:
@@ -83,6 +84,6 @@ def open_examples(task: Task, plan: Plan, cohort_of: Callable[[int], np.ndarray]
         examples = {name: put_by_device(partial(rows_of, a), plan.mesh) for name, a in clients.examples.items()}
         numbers = offsets.astype(np.int32), sizes.astype(np.int32), task.weights[cohort].astype(np.float32)
         offsets, sizes, weights = jax.device_put(numbers)
-        return DeviceData(examples, offsets, sizes, weights, evaluation_data(task), task.frozen.arrays)
+        return DeviceData(examples, offsets, sizes, weights, *fixed)
 
     return read

@@ -148,7 +148,7 @@ def _sum_by_owner(
 def client_evaluation(task: Task, data: EvaluationData, split: str) -> Callable[[Tree, jax.Array], Sums]:
     """Make `(model, client) -> sums` of each metric over the examples of a split that are the client's."""
     owners = np.asarray(held_out(task, split)[1])
-    counts = np.bincount(owners, minlength=task.clients.num_clients)
+    counts = np.bincount(owners, minlength=task.num_clients)
     most = int(counts[: task.clients.num_clients].max())
     batch = min(most, task.eval_batch)
     places = np.arange(-(-most // batch) * batch).reshape(-1, batch)

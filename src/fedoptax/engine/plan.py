@@ -89,9 +89,10 @@ def is_uneven(plan: Plan, task: Task) -> bool:
 
 def assign_cohort(plan: Plan, task: Task, steps: jax.Array) -> jax.Array:
     """Return which members of a cohort, that take so many steps, each device of the mesh trains: `assign_clients`."""
-    # one after another a device takes as many as there is time for; stacked, all devices take the same number
+    # one after another a device takes up to twice its share, as time allows; stacked, all take the same number
     is_free = is_uneven(plan, task) and isinstance(plan.aggregate, Mean) and runs_sequentially(plan, task)
-    places = plan.cohort_size if is_free else -(-plan.cohort_size // plan.mesh)
+    share = -(-plan.cohort_size // plan.mesh)
+    places = min(plan.cohort_size, 2 * share) if is_free else share  # each place has memory for a client's state
     return assign_clients(plan.cohort_size, plan.mesh, steps if is_uneven(plan, task) else None, places)
 
 

@@ -105,7 +105,8 @@ class Point:
 
 def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[str, ...] = ()) -> Program:
     """Build the program of `make_algorithm(**hypers)` on `task`; `names` are the free ones. Equal calls share it."""
-    return _program(task, make_algorithm, plan, names, tuple(random_settings().values()))
+    settings = *random_settings().values(), jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    return _program(task, make_algorithm, plan, names, settings)
 
 
 def _log_memory(task: Task, plan: Plan, compiled: Any) -> None:

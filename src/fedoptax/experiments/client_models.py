@@ -16,11 +16,11 @@ from fedoptax._files import finite_or_none
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
 from fedoptax.engine.client_states import OnDevice
-from fedoptax.engine.evaluation import evaluate, evaluate_clients, evaluation_data
+from fedoptax.engine.evaluation import choose_split, evaluate, evaluate_clients, evaluation_data
 from fedoptax.engine.mesh import to_first_device
 from fedoptax.engine.options import RunOptions
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.program import MAX_ROUNDS, Point
+from fedoptax.engine.program import Point
 from fedoptax.errors import check_int
 from fedoptax.experiments.rounds import RoundsResult, Simulation, without_held_out
 from fedoptax.tasks.task import Task, jit
@@ -40,8 +40,7 @@ class OwnModels(Simulation):
     def advance(self, done: int) -> RoundsResult:
         """Do the rounds until the next evaluation, and evaluate."""
         due = self._next_evaluation(done)
-        is_whole = isinstance(self.clients, OnDevice) and self._plan.examples == "device"
-        self._length = min(due - done, MAX_ROUNDS) if is_whole else 1  # else a call has the data of one cohort
+        self._length = min(self._length, due - done)
         step = super().advance(done)
         for row in step.rows:
             row |= dict.fromkeys(self._columns)
@@ -91,4 +90,5 @@ def pool(task: Task, options: RunOptions) -> tuple[Task, RunOptions]:
 def _pool_examples(task: Task) -> Task:
     clients: Any = task.clients
     pooled = FederatedData(clients.examples, clients.offsets[[0, -1]])
-    return replace(task, clients=pooled, devices=None, client_weights=None)
+    owners = None if choose_split(task) == "test" else task.validation_owners  # the split of unpooled clients
+    return replace(task, clients=pooled, devices=None, client_weights=None, validation_owners=owners)

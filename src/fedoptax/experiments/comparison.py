@@ -15,8 +15,8 @@ from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
 from fedoptax.experiments import tuning
 from fedoptax.experiments.build import Algorithms, find_constructor, name_algorithms
-from fedoptax.experiments.grids import RANGES, complete_grid, split_weighting
-from fedoptax.experiments.presets import choose_settings, describe_rates
+from fedoptax.experiments.grids import RANGES, complete_grid, parse_grids, split_weighting
+from fedoptax.experiments.presets import choose_settings, describe_rates, find_grid
 from fedoptax.experiments.record import split_options
 from fedoptax.experiments.selection import make_watch
 from fedoptax.experiments.workers import Job, run_jobs
@@ -89,7 +89,7 @@ class Compared(NamedTuple):
 def compare(
     task: Task, algorithms: Algorithms, out: str | Path, *, seeds: int | Sequence[int] = 3,
     hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
-    grids: Mapping[str, Mapping[str, Sequence[Any]]] | None = None, budget: int | None = None,
+    grids: Mapping[str, Mapping[str, Sequence[Any]]] | str | None = None, budget: int | None = None,
     rates: Mapping[str, str] | None = None, select: str = "train_loss", last: int | None = None,
     overwrite: bool = False, progress: bool | None = None, command: str = "", executor: Any = None, **options: Any,
 ) -> Compared:  # fmt: skip
@@ -104,7 +104,7 @@ def compare(
       out: a folder: a run folder for each algorithm and seed; `fedoptax.report.write_report(out)` draws it.
       seeds: how many, counted from 0, or which.
       hyperparameters: by algorithm; one that is not named has those of the task's preset.
-      grids: values by algorithm and hyper-parameter, searched first, with a seed that is not compared.
+      grids: values by algorithm and hyper-parameter, or `"paper"`; searched first, with a seed that is not compared.
       budget: the number of points that are searched first for every algorithm: its grid's, else coarse ones of all its
         learning rates that `hyperparameters` do not name, then finer ones around the best.
       rates: by algorithm, where its learning rates come from, for the report.
@@ -130,6 +130,8 @@ def compare(
         raise UsageError(f"executor needs algorithms by name or MODULE:FUNCTION, got {', '.join(own)}")
     if not names or not chosen or len(set(chosen)) < len(chosen):
         raise UsageError("algorithms and seeds must not be empty, and seeds must be different")
+    if isinstance(grids, str):
+        grids = parse_grids(find_grid(task.name, "tuned", grids, names), names)
     for argument, values_by_name in (("hyperparameters", hyperparameters), ("grids", grids), ("rates", rates)):
         for name in values_by_name or ():
             check_choice(argument, name, names)

@@ -19,6 +19,7 @@ from fedoptax.errors import RunError, UsageError, check_choice, check_int
 from fedoptax.experiments import grids
 from fedoptax.experiments.build import build, find_constructor, wrap
 from fedoptax.experiments.grids import WEIGHTING, Zoom, can_zoom, check_grid, complete_grid, edges, is_number, points
+from fedoptax.experiments.presets import find_grid
 from fedoptax.experiments.record import split_options
 from fedoptax.experiments.result import Interrupted
 from fedoptax.experiments.run import simulate
@@ -176,7 +177,7 @@ class SearchResult:
 
 
 def tune(
-    task: Task, algorithm: str, grid: Mapping[str, Sequence[Any]] | None, out: str | Path, *,
+    task: Task, algorithm: str, grid: Mapping[str, Sequence[Any]] | str | None, out: str | Path, *,
     fixed: Mapping[str, Any] | None = None, select: str = "train_loss", last: int | None = None, seed: int = 0,
     search: str | None = None, trials: int | None = None, overwrite: bool = False, progress: bool | None = None,
     command: str = "", executor: Any = None, **options: Any,
@@ -186,7 +187,7 @@ def tune(
     Args:
       algorithm: a name in `ALGORITHMS`, or `MODULE:FUNCTION`.
       grid: values by hyper-parameter, also of `weighting`; with `search="optuna"` the ends of a range; None, or words
-        alone, searches every learning rate that is not in `fixed`.
+        alone, searches every learning rate that is not in `fixed`. `"paper"` or `"paper:NAME"` is a paper's grid.
       out: a folder: a run folder for each point and tune.json; `fedoptax.report.write_report(out)` draws it.
       fixed: the other hyper-parameters.
       select: the metric that ranks points, a column of the history.
@@ -216,6 +217,8 @@ def tune(
     folder, shared = Path(out), shared_options(options)
     rule, seed = rule_for(task, select, last, shared["rounds"]), check_int("seed", seed, 0, 2**32 - 1)
     fixed, budget = dict(fixed or {}), None if trials is None else check_int("trials", trials)
+    if isinstance(grid, str):
+        grid = grids.parse_grids(find_grid(task.name, "tuned", grid, [algorithm]), [algorithm])[algorithm]
     if grid is not None:
         check_grid(grid)
     if search == "grid" and budget is not None:

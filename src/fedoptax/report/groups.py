@@ -22,8 +22,9 @@ NOT_SETTINGS = {
 }  # fmt: skip
 #: Settings that should be equal where methods are ranked, so that rows name them where they are not.
 FOOTING = (
-    "rounds", "cohort_size", "batch_size", "local_epochs", "local_steps", "stop_after", "asynchronous", "aggregate",
-    "secure_aggregation", "faults", "speeds", "wrappers.compress", "wrappers.privacy", "wrappers.personal",
+    "rounds", "cohort_size", "batch_size", "local_epochs", "local_steps", "stop_after", "eval_every", "eval_last",
+    "asynchronous", "aggregate", "secure_aggregation", "faults", "speeds", "wrappers.compress", "wrappers.privacy",
+    "wrappers.personal",
 )  # fmt: skip
 
 

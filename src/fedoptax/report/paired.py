@@ -32,9 +32,9 @@ def compare_seeds(one: Mapping[int, float], other: Mapping[int, float]) -> Paire
     if len(pairs) < LEAST_PAIRS or not np.isfinite(differences).all():
         return Paired(len(pairs), mean, *[math.nan] * 4)
     noise = 2.0**-21 * np.abs(pairs).max()  # of values that were computed in float32
-    if np.ptp(differences) <= noise:  # equal, t is infinite: a sign test, and the margin holds or not
+    if np.ptp(differences) <= noise:  # equal, t is infinite: sign tests
         differs = 2.0**-degrees if abs(mean) > noise else 1.0
-        return Paired(len(pairs), mean, mean, mean, differs, float(abs(mean) >= POINT))
+        return Paired(len(pairs), mean, mean, mean, differs, 1.0 if abs(mean) >= POINT else 2.0 ** -len(pairs))
     error = float(differences.std(ddof=1)) / math.sqrt(len(pairs))
     half = float(stdtrit(degrees, 1 - LEVEL / 2)) * error
     differs, within = float(2 * stdtr(degrees, -abs(mean) / error)), float(stdtr(degrees, (abs(mean) - POINT) / error))
@@ -89,6 +89,9 @@ def _compare_with_best(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]
             row |= {f"{prefix}pairs": 0, f"{prefix}standing": ""}
         complete = [row for row in rows if row["complete"] and row[values]]
         ended = [row for row in complete if np.isfinite(list(row[values].values())).all()]
+        if prefix == "early_":  # means over fewer rounds do not compare
+            most = max(set().union(*(row["early_rounds"] for row in ended)), key=len, default=())
+            ended = [row for row in ended if row["early_rounds"] == {most}]
         if len(ended) < 2:
             continue
         sign = sign or (1 if rows[0]["higher_is_better"] else -1)

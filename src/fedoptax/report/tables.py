@@ -87,6 +87,7 @@ def _final_row(group: Group, first: int) -> Row:
         "earlies": earlies,
         "early": _mean(list(earlies.values())),
         "early_window": first,
+        "early_rounds": {tuple(values.index[values.index <= first]) for values in measured.values()},
         "is_share": group.runs[0].is_share,
         "train_loss": _mean([_last(run, "train_loss") for run in group.counted_runs]),
         **dict.fromkeys(_TO_TARGET),
@@ -102,7 +103,7 @@ def _final_row(group: Group, first: int) -> Row:
         "epsilon": pd.Series([_last(run, "epsilon") for run in group.runs], dtype=float).max(),
         "weighting": f"{weighting} (paper: {of_paper})" if of_paper not in (None, weighting) else weighting or "",
         "rates": group.config.get("rates") or "",
-        "complete": all(run.is_complete for run in group.runs) and bool(finals.notna().all()),
+        "complete": all(run.is_complete for run in group.runs) and bool(finals.count() == len(group.runs)),
         "status": group.status,
     }
 
@@ -120,7 +121,7 @@ def _best_rounds(group: Group) -> Row:
     metric = rounds[0][1] if rounds else group.metric
     return {
         "best_metric": metric,
-        "best": _mean([value for _, _, value, _ in rounds]),
+        "best": _mean([value for _, name, value, _ in rounds if name == metric]),
         "best_round": _median([float(round) for round, *_ in rounds]),
         "at_best": _mean([value for *_, value in rounds]) if metric != group.metric else NAN,
     }
@@ -329,6 +330,6 @@ def to_markdown(table: pd.DataFrame) -> str:
 
 def to_csv(table: pd.DataFrame) -> str:
     """Write a table as CSV with full precision; `inf` rounds to a target mean that it was not reached."""
-    internal = {"problem", "commonest", "finals", "earlies", "arrivals", "is_share"}
+    internal = {"problem", "commonest", "finals", "earlies", "early_rounds", "arrivals", "is_share"}
     shown = [name for name in table.columns if name not in internal and not name.endswith("_p_within_point")]
     return table[shown].to_csv(index=False, lineterminator="\n")

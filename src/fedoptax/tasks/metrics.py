@@ -115,7 +115,7 @@ def root_mean(squares: jax.Array) -> Metric:
 
 
 def r2(predicted: jax.Array, actual: jax.Array) -> Metric:
-    """Return the coefficient of determination of numbers (batch,), 1 − Σ(y − ŷ)² / Σ(y − ȳ)²; NaN where all y are one.
+    """Return the coefficient of determination of numbers (batch,), 1 − Σ(y − ŷ)² / Σ(y − ȳ)²; NaN for (nearly) equal y.
 
     Sums are in float32: let the numbers be standardised.
     """
@@ -123,7 +123,7 @@ def r2(predicted: jax.Array, actual: jax.Array) -> Metric:
     def result(sums: Tree) -> jax.Array:
         errors, total, squares, count = sums
         spread = squares - _divide((jnp.square(total), count))
-        return jnp.where(spread > 1e-6 * squares, 1 - errors / spread, jnp.nan)
+        return jnp.where(spread > 1e-5 * squares, 1 - errors / spread, jnp.nan)
 
     return Metric((jnp.square(actual - predicted), actual, jnp.square(actual), jnp.ones_like(actual)), result)
 
@@ -215,7 +215,8 @@ def confusion(probabilities: jax.Array, labels: jax.Array, names: Sequence[str])
     predicted = jnp.argmax(probabilities, axis=-1)
 
     def count(i: int, j: int) -> Metric:
-        return Metric(((labels == i) & (predicted == j)).astype(jnp.float32), lambda count: count, i == j)
+        found = mean((labels == i) & (predicted == j), higher_is_better=i == j)
+        return replace(found, result=lambda sums: sums[0] / (sums[1] > 0))  # NaN without examples
 
     pairs = product(enumerate(names), enumerate(names))
     return {f"confusion_{actual}_as_{other}": count(i, j) for (i, actual), (j, other) in pairs}
