@@ -182,6 +182,7 @@ def slope(x: Sequence[float], y: Sequence[int | None]) -> tuple[float, float]:
 
 
 def show(line: tuple[float, float]) -> str:
+    """Write a slope with the half width of its interval."""
     return "–" if math.isnan(line[0]) else "{:.2f} ± {:.2f}".format(*line)
 
 

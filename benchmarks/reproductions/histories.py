@@ -161,13 +161,12 @@ class Step:
         runs = dict(self.points) | {
             f"{name} seed {s}": run for name, some in self.runs.items() for s, run in some.items()
         }
-        of_cpu = {name: run for name, run in runs.items() if run.config["environment"]["device"].startswith("cpu")}
-        on_one = [name for name, run in of_cpu.items() if run.config["mesh"] == 1]
-        others = [name for name in runs if name not in on_one]
-        few = min((on_one, others), key=len)
-        if not few:
-            return ", one device" if on_one else ""
-        return f", {'one device only' if few is on_one else 'one device, but more'} for {', '.join(few)}"
+        others = [
+            name for name, run in runs.items()
+            if run.config["mesh"] > 1 or not run.config["environment"]["device"].startswith("cpu")
+        ]  # fmt: skip
+        more = f" (more for {', '.join(others)})" if others else ""
+        return f", one device{more}" if len(others) < len(runs) else ""
 
     @property
     def size(self) -> int:

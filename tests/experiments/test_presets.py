@@ -7,7 +7,7 @@ import pytest
 import fedoptax as fx
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.experiments.build import build
-from fedoptax.experiments.grids import parse_grids
+from fedoptax.experiments.grids import paper_grids
 from fedoptax.experiments.presets import PAPERS, PRESETS, find_grid, find_preset, find_setting
 from fedoptax.tasks import TASKS
 from fedoptax.tasks.recipe import PARTITION_OPTIONS, TaskOptions
@@ -69,7 +69,7 @@ def test_every_setting_fits_its_task_and_builds_its_algorithms(task, name):
 @pytest.mark.parametrize(("task", "name"), [row for row in ALL if row[0] != "wikitext-2"])  # its text has no grid
 def test_the_papers_grids_fit(task, name):
     methods = [m for m in find_setting(task, f"paper:{name}").hyperparameters if m not in ("local_amsgrad", "stem")]
-    grids = parse_grids(find_grid(task, "tuned", f"paper:{name}", methods), methods)
+    grids = paper_grids(task, f"paper:{name}", methods)
     assert all(grids.values())
     values, rates = grids["fedavg"]["client_lr"], find_setting(task, f"paper:{name}").hyperparameters["fedavg"]
     assert values[0] <= rates["client_lr"] <= values[-1]

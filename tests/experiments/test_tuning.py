@@ -108,7 +108,7 @@ def test_the_rule_is_that_of_the_paper_unless_another_is_asked_for():
 
 REFUSALS: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     ("fedavg", {"client_lr": [0.1, -1.0]}, {}, "client_lr"), ("fedavg", {"rate": [1.0]}, {}, "rate"),
-    ("fedavg", {}, {}, "grid"), ("fedavg", {"client_lr": [0.1, 0.1]}, {}, "different"),
+    ("fedavg", {}, {}, "grid"), ("fedavg", "paper", {}, "grid"), ("fedavg", {"client_lr": [1, 1]}, {}, "different"),
     ("fedavg", {"client_lr": [0.1, math.nan]}, {}, "finite"), ("fedavg", {"client_lr": 0.1}, {}, "client_lr"),
     ("fedavg", {"client_lr": [1]}, {"search": "grid", "trials": 1}, "trials needs"),
     ("fedavg", None, {"trials": 0}, "trials"), ("fedavg", {"client_lr": [0.1, 1]}, {"trials": 1}, "2 points"),

@@ -38,7 +38,7 @@ class OwnModels(Simulation):
         self._columns = sorted(jax.eval_shape(self._evaluate, form, self._held_out) if self._held_out else ())
 
     def advance(self, done: int) -> RoundsResult:
-        """Do the rounds until the next evaluation, and evaluate."""
+        """Do about `CALL_SECONDS` of rounds, not beyond the next evaluation; there, evaluate."""
         due = self._next_evaluation(done)
         self._length = min(self._length, due - done)
         step = super().advance(done)

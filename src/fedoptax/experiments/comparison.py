@@ -15,8 +15,8 @@ from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
 from fedoptax.experiments import tuning
 from fedoptax.experiments.build import Algorithms, find_constructor, name_algorithms
-from fedoptax.experiments.grids import RANGES, complete_grid, parse_grids, split_weighting
-from fedoptax.experiments.presets import choose_settings, describe_rates, find_grid
+from fedoptax.experiments.grids import RANGES, complete_grid, paper_grids, split_weighting
+from fedoptax.experiments.presets import choose_settings, describe_rates
 from fedoptax.experiments.record import split_options
 from fedoptax.experiments.selection import make_watch
 from fedoptax.experiments.workers import Job, run_jobs
@@ -130,8 +130,7 @@ def compare(
         raise UsageError(f"executor needs algorithms by name or MODULE:FUNCTION, got {', '.join(own)}")
     if not names or not chosen or len(set(chosen)) < len(chosen):
         raise UsageError("algorithms and seeds must not be empty, and seeds must be different")
-    if isinstance(grids, str):
-        grids = parse_grids(find_grid(task.name, "tuned", grids, names), names)
+    grids = paper_grids(task.name, grids, names) if isinstance(grids, str) else grids
     for argument, values_by_name in (("hyperparameters", hyperparameters), ("grids", grids), ("rates", rates)):
         for name in values_by_name or ():
             check_choice(argument, name, names)

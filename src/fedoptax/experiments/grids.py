@@ -15,6 +15,7 @@ from fedoptax.engine.program import Point
 from fedoptax.errors import UsageError, check_choice, import_extra
 from fedoptax.experiments.build import Constructor, by_algorithm, find_constructor
 from fedoptax.experiments.parsing import parse_value
+from fedoptax.experiments.presets import find_grid
 from fedoptax.experiments.record import split_options
 from fedoptax.experiments.result import Interrupted, RunResult
 from fedoptax.experiments.run import simulate
@@ -80,6 +81,11 @@ def parse_grids(values: Mapping[str, str], algorithms: Iterable[str]) -> dict[st
         algorithm: {name: _parse_values(text) for name, text in texts.items()}
         for algorithm, texts in by_algorithm("grid", values, algorithms, (WEIGHTING,)).items()
     }
+
+
+def paper_grids(task: str, grid: str, algorithms: Sequence[str]) -> dict[str, Grid]:
+    """Return the grids that `paper` or `paper:NAME` means for some algorithms."""
+    return parse_grids(find_grid(task, "tuned", grid, algorithms), algorithms)
 
 
 RANGES = {"client_lr": (1e-3, 10.0), "server_lr": (1e-3, 10.0), "lr": (1e-4, 1.0)}

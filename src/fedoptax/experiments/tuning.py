@@ -19,7 +19,6 @@ from fedoptax.errors import RunError, UsageError, check_choice, check_int
 from fedoptax.experiments import grids
 from fedoptax.experiments.build import build, find_constructor, wrap
 from fedoptax.experiments.grids import WEIGHTING, Zoom, can_zoom, check_grid, complete_grid, edges, is_number, points
-from fedoptax.experiments.presets import find_grid
 from fedoptax.experiments.record import split_options
 from fedoptax.experiments.result import Interrupted
 from fedoptax.experiments.run import simulate
@@ -217,8 +216,7 @@ def tune(
     folder, shared = Path(out), shared_options(options)
     rule, seed = rule_for(task, select, last, shared["rounds"]), check_int("seed", seed, 0, 2**32 - 1)
     fixed, budget = dict(fixed or {}), None if trials is None else check_int("trials", trials)
-    if isinstance(grid, str):
-        grid = grids.parse_grids(find_grid(task.name, "tuned", grid, [algorithm]), [algorithm])[algorithm]
+    grid = grids.paper_grids(task.name, grid, [algorithm])[algorithm] if isinstance(grid, str) else grid
     if grid is not None:
         check_grid(grid)
     if search == "grid" and budget is not None:
