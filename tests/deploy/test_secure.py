@@ -216,8 +216,7 @@ def test_a_node_that_sends_nonsense_is_left_out_or_not_needed(tmp_path: Path, st
 
 
 @pytest.mark.parametrize(
-    ("number", "round", "reason"),
-    [(2**30, 0, "of the range instead of at most 1"), (2**29, 1, "times the run's")],
+    ("number", "round", "reason"), [(2**30, 0, "of the range instead of at most 1"), (2**29, 1, "times the run's")]
 )
 def test_a_sum_that_no_honest_nodes_make_is_not_kept(tmp_path: Path, number: int, round: int, reason: str) -> None:
     given = secured(tmp_path / "run", "fedavg", clients=4, rounds=round + 1)

@@ -94,6 +94,7 @@ def make_recipe(claim: dict) -> dict:
         ([0.9, 0.9], [0.8, 0.8], "untested, in line"),
         ([0.8, 0.8], [0.9, 0.9], "untested, against"),
         ([], [0.9, 0.9], "no data"),
+        ([0.8, 0.801, 0.8], [0.8, 0.8, 0.801], "undecided"),
     ],
 )
 def test_a_claim_is_what_its_test_says(ours, theirs, outcome):
@@ -106,6 +107,9 @@ def test_a_claim_is_what_its_test_says(ours, theirs, outcome):
     beside = [claims.replace(claim, says=f"Ours: {claim.says}"), missing]  # ours, which counts for nothing
     assert claims.verdict([claim, *beside]) == words.get(outcome, f"not reproduced ({outcome.split(',')[0]})")
     assert claims.verdict(beside) == "open"
+    level = make_recipe({"says": "", "step": "step", "level": ["a"], "below": ["b"]})
+    (test,) = claims.make_claims(level, {"step": make_step({"a": ours, "b": theirs})}, {})[0].tests
+    assert (test.outcome == "holds") == (ours[:1] == theirs[:1])  # then within a point, else points apart
 
 
 def test_a_run_that_diverged_counts_with_all_rounds_and_is_named():

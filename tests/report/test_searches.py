@@ -10,13 +10,7 @@ from browser import without_scripts
 from fedoptax.report import write_report
 from fedoptax.report.page import render
 from fedoptax.report.report import load_report
-from fedoptax.report.searches import (
-    describe_search,
-    edge_warnings,
-    load_searches,
-    make_heat_map,
-    make_profiles,
-)
+from fedoptax.report.searches import describe_search, edge_warnings, load_searches, make_heat_map, make_profiles
 from run_folders import ramp, write_comparison, write_run, write_search
 
 GRID = {"a": [0.1, 1.0], "b": [0.01, 0.1, 1.0]}
