@@ -7,7 +7,8 @@ WORKDIR /src
 COPY pyproject.toml requirements.lock README.md LICENSE ./
 COPY src src
 ARG EXTRAS=flower,privacy
-# Constraints take the versions and the hashes of the lock file, without the tools of development that it holds too.
+# Constraints take the versions and the hashes of the lock file, without the tools of development that it holds too. It
+# does not hold the packages of the extra cuda.
 RUN python -m venv /opt/fedoptax \
     && uv pip install --no-cache --compile-bytecode --python /opt/fedoptax/bin/python \
        --constraints requirements.lock ".[${EXTRAS}]"
