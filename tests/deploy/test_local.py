@@ -151,8 +151,7 @@ def test_a_key_is_given_its_partition_and_can_lose_it(tmp_path, capsys):
      (["--nodes", 2, "--node-port", 65535], "--node-port"), (["--time-limit", 0], "--time-limit"),
      (["--start-timeout", "inf"], "--start-timeout"), (["--quorum", 2], "quorum"),
      (["--asynchronous", 9], "asynchronous"), (["--data-file", "a.csv"], "without --schema"),
-     (["--staleness-exponent", -1], "--staleness-exponent"),
-     (["--resume", "missing"], "pyproject")],
+     (["--staleness-exponent", -1], "--staleness-exponent"), (["--resume", "missing"], "pyproject")],
 )  # fmt: skip
 def test_a_wrong_option_is_refused_before_anything_starts(tmp_path, capsys, arguments, name):
     given = [str(tmp_path / a) if a == "missing" else a for a in arguments]

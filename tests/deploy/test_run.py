@@ -133,7 +133,8 @@ def test_a_resumed_asynchronous_deployment_forgets_what_was_under_way(tmp_path):
      ("fedavg", {"eval_fraction": 0.5}, "eval_fraction.*asynchronous"),
      ("fedavg", {"aggregate": "median"}, "asynchronous.*median"),
      ("fedavg", {"cohort_size": 3, "secure_aggregation": 8.0}, "asynchronous.*secure"),
-     ("fedavg", {"asynchronous": None, "cohort_size": 3, "aggregate": "krum:0", "quorum": 0.3}, "quorum")],
+     ("fedavg", {"asynchronous": None, "cohort_size": 3, "aggregate": "krum:0", "quorum": 0.3}, "quorum"),
+     ("mime", {"asynchronous": None, "personal": "*kernel"}, "one exchange per step")],
     ids=str,
 )  # fmt: skip
 def test_what_cannot_be_asynchronous_and_too_small_a_quorum_are_refused_by_name(tmp_path, algorithm, changes, reason):

@@ -52,8 +52,7 @@ def large(honest: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "compress"),
-    [("fedadam", ""), *(pytest.param(*case, marks=pytest.mark.long)
+    ("algorithm", "compress"), [("fedadam", ""), *(pytest.param(*case, marks=pytest.mark.long)
                         for case in (("fedadam", "topk:fraction=0.2"), ("fedlamb", ""), ("fafed", "")))],
 )  # fmt: skip
 def test_an_upload_of_1e30_is_left_out_and_the_rest_is_exact(tmp_path, algorithm, compress):

@@ -60,3 +60,5 @@ def test_the_rate_is_that_of_the_last_round_also_after_resuming(tmp_path):
         resumed = fx.run(TASK, fx.fedavg(0.1), out=tmp_path / "part", **part)
     assert whole.personalized and whole.personalized["client_lr"] == pytest.approx(LR * (1 + np.cos(np.pi / 4)) / 2)
     assert resumed.personalized == whole.personalized and read_json(tmp_path / "part/config.json")["engine"] == "eager"
+    of_two = fx.run(TASK, fx.mime(0.1), **OPTIONS, **options).personalized  # exchanges per step
+    assert of_two and of_two["client_lr"] == pytest.approx(LR * (1 + np.cos(np.pi * (5 // 2) / 20)) / 2)

@@ -72,8 +72,7 @@ def test_pythons_switches_change_nothing(flags, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("jax_default_prng_impl", "rbg"),
+    ("name", "value"), [("jax_default_prng_impl", "rbg"),
      *(pytest.param(*case, marks=pytest.mark.long)
        for case in (("jax_enable_x64", True), ("jax_threefry_partitionable", False), ("jax_random_seed_offset", 7)))],
 )  # fmt: skip

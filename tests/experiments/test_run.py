@@ -191,8 +191,7 @@ REFUSALS: list[tuple[Callable[[Path], object], str]] = [
     *(
         (lambda folder, own=own: fx.run(VALIDATED, ALGORITHM, out=folder / "a", **(OPTIONS | own)), argument)
         for own, argument in (
-            ({"personalize": 2}, "STEPS:LR"),
-            ({"personalize": 0}, "personalize"),
+            ({"personalize": 2}, "STEPS:LR"), ({"personalize": 0}, "personalize"),
             ({"personalize": "2:fast"}, "personalize's LR must be a number"),
             ({"personalize": "2:0.1", "examples": "stream"}, "on the device"),
         )

@@ -115,6 +115,13 @@ def test_exports_are_read_by_their_libraries(hospitals):
     np.testing.assert_allclose(program.call({"x": x}), result.model.outputs(x), rtol=1e-5)
 
 
+def test_personal_adapters_are_not_exported(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"task": {"name": "text:a"}, "wrappers": {"personal": "v_proj"}}')
+    (tmp_path / "params.npz").touch()
+    assert fedoptax("export", tmp_path, "--out", tmp_path / "adapter") == 2
+    assert "each client has its own" in capsys.readouterr().err
+
+
 def test_a_pickled_result_keeps_all_but_the_task(hospitals):
     copy = pickle.loads(pickle.dumps(hospitals[1]))
     assert copy.history.rows == hospitals[1].history.rows

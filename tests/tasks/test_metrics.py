@@ -80,7 +80,7 @@ def test_each_client_has_its_own_and_one_without_both_classes_counts_for_nothing
     params, data = task.init(None), evaluation_data(task)
     np.testing.assert_allclose(fx.evaluate_clients(task, params)["auroc"], expected, atol=1e-6)
     models = jax.tree.map(lambda a: jnp.stack([a] * 9), params)
-    stacked = jax.jit(lambda models, data: evaluate(task, models, data, is_stacked=True))(models, data)
+    stacked = jax.jit(lambda models, data: evaluate(task, ((), models), data, model_of=lambda _, m: m))(models, data)
     for found in (columns(task), stacked):
         assert float(found["test_auroc"]) == pytest.approx(by_sklearn(probabilities, labels)[0], abs=1e-6)
         assert float(found["client_auroc_mean"]) == pytest.approx(np.nanmean(expected), abs=1e-6)
@@ -112,8 +112,7 @@ def test_the_positive_class_is_the_schemas_or_the_second_whoever_holds_the_data(
 
 
 @pytest.mark.parametrize(
-    ("given", "undefined"),
-    [({"one_class": ([[0.2, 0.8]] * 3, [1, 1, 1])}, {"auroc"}),
+    ("given", "undefined"), [({"one_class": ([[0.2, 0.8]] * 3, [1, 1, 1])}, {"auroc"}),
      ({"nothing_positive": ([[0.9, 0.1]] * 3, [0, 0, 0])}, {"auroc", "f1"}),
      ({"nan": ([[0.9, 0.1], [-1, -1]], [0, 1])}, {"auroc", "nll"}),
      ({"ties": ([[0.5, 0.5]] * 4, [0, 1, 0, 1])}, set())],
@@ -149,8 +148,7 @@ WRONG: list[Any] = [
     (lambda b: (rows(b), 1.0), r"'it': .* one row .* got \(8191,\) and \(\)"),
     (lambda b: rows(b)[None], r"'it': .* one row per example, got \(1, 8191\) and"),
     (lambda b: jnp.mean(rows(b), keepdims=True), r"'it' must .* got shape \(1,\)"),
-    (lambda b: (rows(b),) * 3, r"'it': .* got \(3, 8191\) and"),
-    (lambda b: None, r"'it': .*None"),
+    (lambda b: (rows(b),) * 3, r"'it': .* got \(3, 8191\) and"), (lambda b: None, r"'it': .*None"),
     (lambda b: fx.metrics.Metric(jnp.ones(3), jnp.sum), r"'it' must .* got shape \(3,\)"),
     (lambda b: fx.metrics.Metric(b["x"], lambda sums: sums), r"'it' must return one number, got float32\[4\]"),
 ]  # fmt: skip

@@ -85,6 +85,7 @@ def test_clients_are_evaluated_with_their_own_parameters():
         assert close == pytest.approx(result.history[-1]["test_nll"], rel=0.05)
     refused(lambda: fx.run(replace(task, test_owners=None), algorithm, **RUN), "examples of clients that train")
     refused(lambda: fx.run(task, algorithm, **RUN, personalize="1:0.1"), "personalize cannot be used with personal")
+    refused(lambda: result.predict(task.test["x"]), "result has no model", "each client has its own")
     once = (fx.run(task, fx.with_personal(make(0.1), "out"), **RUN | {"rounds": 1}) for make in (fx.fedavg, fx.fednova))
     out, of_nova = (jax.tree.leaves(one.clients.tree.params["out"])[0] for one in once)
     np.testing.assert_allclose(out, of_nova, rtol=1e-5)  # by the same training

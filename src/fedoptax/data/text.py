@@ -88,7 +88,10 @@ class TextTokenizer:
         raise DataError(f"an example must have text, messages, or prompt and completion, got {shorten(example)}")
 
     def _encode_conversation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
-        if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        if not isinstance(messages, list) or not all(
+            isinstance(one, Mapping) and ("tool_calls" in one or isinstance(one.get("content"), str))
+            for one in messages
+        ):
             raise DataError(f"messages must be a list of objects with role and content (text), got {shorten(messages)}")
         whole = self.render(messages)
         spans = []
@@ -102,10 +105,6 @@ class TextTokenizer:
         encoding = self.tokenizer.encode(whole, add_special_tokens=False)
         starts = [start for start, _ in encoding.offsets]
         return encoding.ids, [any(low <= start < high for low, high in spans) for start in starts]
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, Mapping) and ("tool_calls" in message or isinstance(message.get("content"), str))
 
 
 def as_sequences(examples: Iterable[Mapping], tokenizer: TextTokenizer, context: int) -> dict[str, np.ndarray]:

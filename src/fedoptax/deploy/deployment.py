@@ -136,6 +136,8 @@ class NetworkRounds(Rounds):
         self._deployment, self.task, self._network, self._log = deployment, task, network, log
         self.algorithm, self._folder = deployment.build_algorithm(), folder
         self.has_one_model = self.algorithm.client_params is None
+        if self.algorithm.exchanges > 1 and not self.has_one_model:  # of which a node may miss one
+            raise UsageError("personal parameters need an algorithm with one exchange per step")
         self._identity = {name: identity[name] for name in ("experiment", "session", "prepared") if name in identity}
         self.plan = make_plan(deployment.run_options, task, self.algorithm, deployment.algorithm)
         self._limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)

@@ -19,6 +19,8 @@ from fedoptax.tasks.task import Task, jit
 Sums = dict[str, Any]
 """By metric a tree of sums (owners, …), or of a collected one `Rows`."""
 
+ModelOf = Callable[[Tree, Tree], Tree]  # of a tree for all clients and a client's state
+
 WORST = "worst_client"  # a column of the history
 
 
@@ -72,12 +74,12 @@ def _put(task: Task, examples: Mapping[str, np.ndarray], owners: np.ndarray | No
 
 
 def evaluate(
-    task: Task, params: Tree, data: Mapping[str, EvaluationData], mesh: int = 1, is_stacked: bool = False
+    task: Task, params: Tree, data: Mapping[str, EvaluationData], mesh: int = 1, model_of: ModelOf | None = None
 ) -> dict[str, jax.Array]:
     """Evaluate a model; on a mesh of devices each evaluates its part of the batches.
 
-    With `is_stacked`, `params` are the clients' models (N, …), each evaluated on its client's examples; the examples of
-    clients who do not train are left out.
+    With `model_of`, `params` are a pair, a tree for all clients and their states (N, …), and each client's model is
+    evaluated on its examples, one after another; the examples of clients who do not train are left out.
 
     Returns:
       `test_NAME` and `val_NAME` for every metric over all test and validation examples. Where clients have held-out
@@ -86,14 +88,14 @@ def evaluate(
       `client_NAME_worst_decile`; where clients have names, the number of the worst one, `worst_client`.
 
     Raises:
-      UsageError: of stacked models, if no client that trains has held-out examples.
+      UsageError: with `model_of`, if no client that trains has held-out examples.
     """
     columns: dict[str, jax.Array] = {}
     for split, examples in data.items():
         owners = held_out(task, split)[1]
-        if is_stacked and (owners is None or np.min(owners) >= len(jax.tree.leaves(params)[0])):
+        if model_of is not None and (owners is None or np.min(owners) >= len(jax.tree.leaves(params[1])[0])):
             continue
-        sums = _sum_by_owner(task, params, examples, split, mesh, is_stacked)
+        sums = _sum_by_owner(task, params, examples, split, mesh, model_of)
         values = metric_values(task, _total(sums))
         columns |= {str(Column(split, name)): value for name, value in values.items()}
         if split == choose_split(task) and values:
@@ -102,17 +104,17 @@ def evaluate(
             columns |= {str(Column("client", name, what)): value for what, value in summary.items()}
             if task.client_names is not None:
                 columns[WORST] = worst_client(by_client, higher)
-    if is_stacked and not columns:
+    if model_of is not None and not columns:
         raise UsageError(f"task '{task.name}' must have test or validation examples of clients that train")
     return columns
 
 
 @host_errors()
-def evaluate_clients(task: Task, params: Tree, is_stacked: bool = False) -> dict[str, np.ndarray]:
+def evaluate_clients(task: Task, params: Tree, model_of: ModelOf | None = None) -> dict[str, np.ndarray]:
     """Evaluate every metric per client, float32 (owners,), on its test examples, or where there are none, validation.
 
-    NaN for a client without such examples; owners end with the last client that has some. With `is_stacked`, `params`
-    are models (N, …), one of each client.
+    NaN for a client without such examples; owners end with the last client that has some. With `model_of`, as an
+    algorithm's `client_params`, `params` are a pair: the server's parameters and the clients' states (N, …).
 
     Raises:
       UsageError: clients have no held-out examples of their own.
@@ -120,29 +122,30 @@ def evaluate_clients(task: Task, params: Tree, is_stacked: bool = False) -> dict
     split = choose_split(task)
     if split is None:
         raise UsageError(f"task '{task.name}' must have test_owners or a validation fraction for metrics per client")
-    values = _client_values(task, split, is_stacked)(params, evaluation_data(task)[split])
+    values = _client_values(task, split, model_of)(params, evaluation_data(task)[split])
     return {name: np.asarray(value).view(np.float32) for name, value in values.items()}
 
 
 @lru_cache(maxsize=4)
-def _client_values(task: Task, split: str, is_stacked: bool) -> Callable[[Tree, EvaluationData], dict[str, jax.Array]]:
+def _client_values(task: Task, split: str, model_of: ModelOf | None) -> Callable[..., dict[str, jax.Array]]:
     def by_client(params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
-        sums = _sum_by_owner(task, params, data, split, is_stacked=is_stacked)
+        sums = _sum_by_owner(task, params, data, split, model_of=model_of)
         return jax.tree.map(as_bits, jax.vmap(partial(metric_values, task))(sums))
 
     return jit(task, by_client)
 
 
 def _sum_by_owner(
-    task: Task, params: Tree, data: EvaluationData, split: str, mesh: int = 1, is_stacked: bool = False
+    task: Task, params: Tree, data: EvaluationData, split: str, mesh: int = 1, model_of: ModelOf | None = None
 ) -> Sums:
-    """Sum each metric over the examples of each owner, (owners,), or of all, (1,); of stacked models (N, …), (N,)."""
+    """Sum each metric over the examples of each owner, (owners,), or of all, (1,); with `model_of`, (N,)."""
     owners = held_out(task, split)[1]
-    if not is_stacked:
+    if model_of is None:
         return _sums(task, params, data, None if owners is None else np.bincount(np.asarray(owners)), mesh)
-    clients = jnp.arange(len(jax.tree.leaves(params)[0]), dtype=jnp.int32)
+    shared, states = params
+    clients = jnp.arange(len(jax.tree.leaves(states)[0]), dtype=jnp.int32)
     evaluate_client = client_evaluation(task, data, split)
-    return jax.lax.map(lambda pair: evaluate_client(*pair), (params, clients))
+    return jax.lax.map(lambda pair: evaluate_client(model_of(shared, pair[0]), pair[1]), (states, clients))
 
 
 def client_evaluation(task: Task, data: EvaluationData, split: str) -> Callable[[Tree, jax.Array], Sums]:

@@ -36,8 +36,8 @@ def clients_with_held_out(task: Task) -> tuple[str, np.ndarray]:
     return split, clients
 
 
-def with_rate(options: RunOptions, task: Task, hyperparameters: Mapping[str, Any]) -> RunOptions:
-    """Return options with a learning rate in `personalize`: that of the option, else the last round's `client_lr`.
+def with_rate(options: RunOptions, task: Task, hyperparameters: Mapping[str, Any], exchanges: int = 1) -> RunOptions:
+    """Return options with a learning rate in `personalize`: that of the option, else the last step's `client_lr`.
 
     Without a rate, or a client that trains and has held-out examples, it is a `UsageError`.
     """
@@ -49,7 +49,7 @@ def with_rate(options: RunOptions, task: Task, hyperparameters: Mapping[str, Any
         if "client_lr" not in hyperparameters:
             raise UsageError("personalize needs a learning rate, as the algorithm has no client_lr: use STEPS:LR")
         rate = hyperparameters["client_lr"]
-        lr = float(value_at(parse_schedule(rate) if is_schedule(rate) else rate, options.rounds - 1))
+        lr = float(value_at(parse_schedule(rate) if is_schedule(rate) else rate, (options.rounds - 1) // exchanges))
     return replace(options, personalize=f"{steps}:{lr!r}")
 
 

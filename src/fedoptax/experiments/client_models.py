@@ -32,9 +32,10 @@ class OwnModels(Simulation):
     def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
         super().__init__(without_held_out(task), point, options, plan)
         self._whole, self._held_out = task, evaluation_data(task)
-        self.has_one_model = task.clients.num_clients == 1
-        self._evaluate = jit(task, partial(evaluate, task, is_stacked=not self.has_one_model))
-        form = jax.eval_shape(self.models)
+        self.has_one_model = task.clients.num_clients == 1 and self.algorithm.client_params is None
+        self._model_of = None if self.has_one_model else self.algorithm.client_params or _own_model
+        self._evaluate = jit(task, partial(evaluate, task, model_of=self._model_of))
+        form = jax.eval_shape(self._models)
         self._columns = sorted(jax.eval_shape(self._evaluate, form, self._held_out) if self._held_out else ())
 
     def advance(self, done: int) -> RoundsResult:
@@ -45,23 +46,24 @@ class OwnModels(Simulation):
         for row in step.rows:
             row |= dict.fromkeys(self._columns)
             if row["round"] == due and self._held_out:
-                values = jax.device_get(self._evaluate(self.models(), self._held_out))
+                values = jax.device_get(self._evaluate(self._models(), self._held_out))
                 row |= self._with_name({name: finite_or_none(float(values[name])) for name in self._columns})
         return step
 
-    def models(self) -> Tree:
-        """Return the clients' models, stacked, or the one if there is one client."""
-        if isinstance(self.clients, OnDevice):
-            states = to_first_device(self.clients.tree) if self._plan.mesh > 1 else self.clients.tree
-        else:
-            states = self.clients.of(np.arange(self._whole.num_clients))
-        if (client_params := self.algorithm.client_params) is not None:
-            server = to_first_device(self.server) if self._plan.mesh > 1 else self.server
-            states = jax.vmap(client_params, (None, 0))(self.algorithm.params(server), states)
-        return jax.tree.map(lambda a: a[0], states) if self.has_one_model else states
+    def _models(self) -> Tree:
+        """Return the one model, or the server's parameters and the clients' states, as N models might not fit."""
+        everyone, on_first = np.arange(self._whole.num_clients), to_first_device if self._plan.mesh > 1 else lambda x: x
+        states = on_first(self.clients.tree) if isinstance(self.clients, OnDevice) else self.clients.of(everyone)
+        if self.has_one_model:
+            return jax.tree.map(lambda a: a[0], states)
+        return self.algorithm.params(on_first(self.server)), states
 
     def _measure_clients(self, params: Tree) -> dict[str, np.ndarray]:
-        return evaluate_clients(self._whole, self.models(), not self.has_one_model)
+        return evaluate_clients(self._whole, self._models(), self._model_of)
+
+
+def _own_model(params: Tree, state: Tree) -> Tree:
+    return state
 
 
 class Baseline(OwnModels):
@@ -73,7 +75,7 @@ class Baseline(OwnModels):
 
     def params(self) -> Tree:
         """Return the parameters: of the one model, or of all clients, stacked."""
-        return self.models()
+        return self._models() if self.has_one_model else self._models()[1]
 
 
 def pool(task: Task, options: RunOptions) -> tuple[Task, RunOptions]:

@@ -59,7 +59,7 @@ class RunResult:
     def model(self) -> TrainedModel:
         """The model with the best parameters if saved, else the final ones; a `UsageError` without a `predict`."""
         if self.task is None:
-            raise UsageError("result must be the object that the run returned, not a copy")
+            raise UsageError("result has no model: it is a copy of what the run returned, or each client has its own")
         return model_of(self.task, self.params if self.best_params is None else self.best_params)
 
     def predict(self, x: Any) -> np.ndarray:

@@ -74,7 +74,8 @@ def simulate(
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
     if record.resume_from is not None and not is_distributed():
         options = with_original_placement(options, Path(record.resume_from))
-    rated = options if name in BASELINES else with_rate(options, task, {**point.values, **record.hyperparameters})
+    exchanges, values = point.algorithm.exchanges, {**point.values, **record.hyperparameters}
+    rated = options if name in BASELINES else with_rate(options, task, values, exchanges)
     plan, watch = make_plan(options, task, point.algorithm, record.label), make_watch(task, options)
     if not is_leader():
         record = replace(record, out=None, resume_from=None, resume_round=None, trackers=(), progress=False)
@@ -128,8 +129,8 @@ def run_rounds(
         signal = signal or int(gather_from_all(np.int32(stop())).max())  # else the next of several runs would begin
     return RunResult(
         history, params, rounds.server, rounds.clients, status, message, record.folder,
-        dict(record.hyperparameters), signal, rounds.task, watch.best, best_params, notes.get("personalized"),
-        notes.get("initial"),
+        dict(record.hyperparameters), signal, rounds.task if rounds.has_one_model else None, watch.best,
+        best_params, notes.get("personalized"), notes.get("initial"),
     )  # fmt: skip
 
 

@@ -272,8 +272,8 @@ _OPTIONAL = (
     ("participants", "Participants", "clients per round whose uploads counted, mean over rounds and seeds"),
     ("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),
     ("rates", "Rates from", "where the learning rates come from; tuned: a search"),
+    ("status", "Status", "completed, or how many seeds ended otherwise"),
 )  # fmt: skip
-_STATUS = ("status", "Status", "completed, or how many seeds ended otherwise")
 
 
 def shown_columns(table: pd.DataFrame) -> list[TableColumn]:
@@ -291,7 +291,7 @@ def shown_columns(table: pd.DataFrame) -> list[TableColumn]:
         "local_steps": words.join_values(table["local_steps"].dropna().astype(int)),
     }
     optional = [column for column in _OPTIONAL if (table[column[0]].notna() & (table[column[0]] != "")).any()]
-    columns = (*_COLUMNS, *optional, _STATUS)
+    columns = (*_COLUMNS, *optional)
     return [TableColumn(name, header.format(**texts), hint.format(**texts)) for name, header, hint in columns]
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr, tree_leaves_with_path
+from jax.tree_util import keystr, tree_leaves_with_path, tree_map_with_path
 
 from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, check_algorithm
@@ -129,7 +129,8 @@ def with_privacy(
             part = mean.below + sigma / size * jax.random.normal(jax.random.fold_in(use, 1), (), jnp.float32)
             length, new_clip = server.clip, server.clip * jnp.exp(-clip_lr * (part - target_quantile))
         change = add_noise(mean.change, jax.random.fold_in(use, 0), length, jnp.asarray(z, jnp.float32) / size)
-        upload = uploads.clamp_moments(uploads.upload_of(algorithm.broadcast(server.inner), change), names)
+        upload = uploads.upload_of(algorithm.broadcast(server.inner), change)
+        upload = tree_map_with_path(lambda p, a: jnp.maximum(a, 0) if uploads.is_nonnegative(p, names) else a, upload)
         return PrivacyState(algorithm.server_update(server.inner, upload, cohort), key, new_clip)
 
     return algorithm._replace(

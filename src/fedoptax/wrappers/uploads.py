@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import GetAttrKey, tree_map_with_path
+from jax.tree_util import GetAttrKey
 
 from fedoptax import tree
 from fedoptax.algorithm import BatchList, FedAlgorithm, Minibatches, Tree
@@ -92,11 +92,6 @@ def upload_form(algorithm: FedAlgorithm, params: Tree, batch: Tree = ()) -> Tree
         return algorithm.client_update(lambda y, batch: (jnp.zeros(()), y), message, client, batches)[0]
 
     return jax.eval_shape(run_round, params, batch)
-
-
-def clamp_moments(upload: Tree, nonnegative: Sequence[str]) -> Tree:
-    """The upload with 0 in place of negative numbers in the fields of the given names."""
-    return tree_map_with_path(lambda path, a: jnp.maximum(a, 0) if is_nonnegative(path, nonnegative) else a, upload)
 
 
 def is_nonnegative(path: Sequence[Any], nonnegative: Sequence[str]) -> bool:
