@@ -89,8 +89,7 @@ class TextTokenizer:
 
     def _encode_conversation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
         if not isinstance(messages, list) or not all(
-            isinstance(one, Mapping) and ("tool_calls" in one or isinstance(one.get("content"), str))
-            for one in messages
+            isinstance(m, Mapping) and ("tool_calls" in m or isinstance(m.get("content"), str)) for m in messages
         ):
             raise DataError(f"messages must be a list of objects with role and content (text), got {shorten(messages)}")
         whole = self.render(messages)

@@ -142,10 +142,9 @@ def _sum_by_owner(
     owners = held_out(task, split)[1]
     if model_of is None:
         return _sums(task, params, data, None if owners is None else np.bincount(np.asarray(owners)), mesh)
-    shared, states = params
-    clients = jnp.arange(len(jax.tree.leaves(states)[0]), dtype=jnp.int32)
+    clients = jnp.arange(len(jax.tree.leaves(params[1])[0]), dtype=jnp.int32)
     evaluate_client = client_evaluation(task, data, split)
-    return jax.lax.map(lambda pair: evaluate_client(model_of(shared, pair[0]), pair[1]), (states, clients))
+    return jax.lax.map(lambda pair: evaluate_client(model_of(params[0], pair[0]), pair[1]), (params[1], clients))
 
 
 def client_evaluation(task: Task, data: EvaluationData, split: str) -> Callable[[Tree, jax.Array], Sums]:

@@ -134,6 +134,10 @@ def _shapes(solve: Role, a: Any, b: Any, geometry: _Geometry) -> dict[Role, tupl
     return {"x": (n, *geometry.size, into), "kernel": (*geometry.window, into, out), "y": (n, *geometry.output, out)}
 
 
+def _abstract(a: Any, b: Any, *, solve: Role, geometry: _Geometry, lowering: Lowering) -> jax.core.ShapedArray:
+    return jax.core.ShapedArray((a.shape[0], *_shapes(solve, a, b, geometry)[solve]), a.dtype)
+
+
 def _transpose_rule(side: int) -> Callable[..., jax.Array]:
     def rule(cotangent: jax.Array, a: Any, b: Any, *, solve: Role, geometry: _Geometry, lowering: Lowering) -> Any:
         known = _by_role(solve, a, b)
@@ -273,9 +277,7 @@ def _run(a: jax.Array, b: jax.Array, **options: Any) -> jax.Array:
     return (_cpu if jax.default_backend() == "cpu" else _accelerator)(a, b, **options)
 
 
-_bilinear.def_abstract_eval(
-    lambda a, b, solve, geometry, **_: jax.core.ShapedArray((len(a), *_shapes(solve, a, b, geometry)[solve]), a.dtype)
-)
+_bilinear.def_abstract_eval(_abstract)
 ad.defbilinear(_bilinear, _transpose_rule(0), _transpose_rule(1))
 batching.primitive_batchers[_bilinear] = _batch_rule
 mlir.register_lowering(_bilinear, mlir.lower_fun(_accelerator, multiple_results=False))
