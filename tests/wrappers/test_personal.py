@@ -95,7 +95,7 @@ def test_clients_are_evaluated_with_their_own_parameters():
 
 def test_patterns_and_refusals():
     params = jax.eval_shape(resnet9((32, 32, 3), 10).init, jax.random.key(0))
-    for keep, why in ((["norm*", "haed"], "keep 'haed' matches none of"), (lambda name: True, "some but not all")):
+    for keep, why in ((["norm*", "haed"], "pattern 'haed' matches none of"), (lambda name: True, "some but not all")):
         refused(lambda: fx.with_personal(fx.fedavg(0.1), keep).init(params), why)  # noqa: B023
     coded = fx.with_compression(fx.fedavg(0.1), fx.codecs.sign())
     refused(lambda: fx.with_personal(coded, keep="x"), "private or code its uploads")

@@ -82,7 +82,7 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
         matched = [[_matches(pattern, name) for name in names] for pattern in patterns]
         for pattern, found in zip(patterns, matched):
             if isinstance(pattern, str) and not any(found):
-                raise UsageError(f"keep '{pattern}' matches none of the parameters {shorten(', '.join(names))}")
+                raise UsageError(f"personal pattern '{pattern}' matches none of {shorten(', '.join(names))}")
         chosen = [any(found) for found in zip(*matched)]
         if all(chosen) or not any(chosen):
             raise UsageError(f"personal parameters must be some but not all, got {sum(chosen)} of {len(names)}")
