@@ -37,13 +37,13 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
     """Test a recipe's claims; those about differences are one family, those about equality another.
 
     A claim has `says`, `step`, what `measure_of` takes, and one of these: `above` and `below` (each of the former is
-    better than each of the latter, of `other_step` if there is one), `level` and `below` (each is within a point of
-    each of the latter), `above` alone (each is better than itself in `other_step`), `level` alone (all are within a
-    point of the best, or each of itself in `other_step`), `gain` (each ends better than it was before the first
-    round), `point` (a value of a search is within a point of its best), `near` (more points of a search than in
-    `other_step` are so close to their best; with `per`, at the one value of that hyper-parameter where most are),
-    `every` (the score of each point is "at least" or "at most" `value`), or `everywhere`: each method of all tables
-    is significantly behind the first in one, once all are there.
+    better than each of the latter, of `other_step` if there is one), `level` and `below` (the best of the former is
+    within a point of each of the latter), `above` alone (each is better than itself in `other_step`), `level` alone
+    (all are within a point of the best, or each of itself in `other_step`), `gain` (each ends better than it was before
+    the first round), `point` (a value of a search is within a point of its best), `near` (more points of a search
+    than in `other_step` are so close to their best; with `per`, at the one value of that hyper-parameter where most
+    are), `every` (the score of each point is "at least" or "at most" `value`), or `everywhere`: each method of all
+    tables is significantly behind the first in one, once all are there.
     """
     claims = []
     again = {
@@ -104,7 +104,7 @@ def _make_tests(
         paired = compare_seeds(ours, others)
         return [Test(label, other_label, Measure("points", True), *paired[:4], paired.p_differs)]
     if "below" in options:
-        ours = options.get("level") or options["above"]
+        ours = options.get("above") or rank(step, options["level"], measure)[:1]
         return [compare(a, b, step, measure, "level" in options, other) for a in ours for b in options["below"]]
     if other is not step:  # each beside itself
         tests = [

@@ -107,8 +107,8 @@ def test_a_claim_is_what_its_test_says(ours, theirs, outcome):
     beside = [claims.replace(claim, says=f"Ours: {claim.says}"), missing]  # ours, which counts for nothing
     assert claims.verdict([claim, *beside]) == words.get(outcome, f"not reproduced ({outcome.split(',')[0]})")
     assert claims.verdict(beside) == "open"
-    level = make_recipe({"says": "", "step": "step", "level": ["a"], "below": ["b"]})
-    (test,) = claims.make_claims(level, {"step": make_step({"a": ours, "b": theirs})}, {})[0].tests
+    level = make_recipe({"says": "", "step": "step", "level": ["c", "a"], "below": ["b"]})
+    (test,) = claims.make_claims(level, {"step": make_step({"a": ours, "b": theirs, "c": [0.1] * 3})}, {})[0].tests
     assert (test.outcome == "holds") == (ours[:1] == theirs[:1])  # then within a point, else points apart
 
 

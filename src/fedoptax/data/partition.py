@@ -16,7 +16,6 @@ from fedoptax.errors import UsageError, check_choice, check_int, check_number
 Parts = list[np.ndarray]
 """The examples of each client: sorted int64 index arrays."""
 
-MAX_SEED = 2**63 - 1
 _MAX_ALPHA = 1e9  # q is uniform in all but name; far beyond it the gamma draws overflow
 _REDRAWS = 20
 _MAX_SIGMA, _MIN_EXPONENT = 100.0, 0.01  # beyond them one client holds everything
@@ -295,7 +294,7 @@ def as_values(name: str, values: ArrayLike) -> np.ndarray:
 
 def generator(seed: int) -> np.random.Generator:
     """Return the random numbers of a partition."""
-    return np.random.default_rng(check_int("seed", seed, 0, MAX_SEED))
+    return np.random.default_rng(check_int("seed", seed, 0, 2**63 - 1))
 
 
 def check_alpha(name: str, alpha: float) -> None:

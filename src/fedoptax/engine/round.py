@@ -24,8 +24,7 @@ from fedoptax.engine.schedule import ArrivalSchedule
 from fedoptax.engine.xla import as_bits
 from fedoptax.tasks.task import Task
 
-OUT_OF_RANGE = 2**31 - 1
-"""As the number of a row: what is written there is dropped."""
+OUT_OF_RANGE = 2**31 - 1  # as the number of a row: what is written there is dropped
 
 
 class Member(NamedTuple):

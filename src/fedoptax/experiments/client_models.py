@@ -52,7 +52,8 @@ class OwnModels(Simulation):
 
     def _models(self) -> Tree:
         """Return the one model, or the server's parameters and the clients' states, as N models might not fit."""
-        everyone, on_first = np.arange(self._whole.num_clients), to_first_device if self._plan.mesh > 1 else lambda x: x
+        everyone = np.arange(self._whole.num_clients)
+        on_first = to_first_device if self._plan.mesh > 1 else lambda tree: tree
         states = on_first(self.clients.tree) if isinstance(self.clients, OnDevice) else self.clients.of(everyone)
         if self.has_one_model:
             return jax.tree.map(lambda a: a[0], states)

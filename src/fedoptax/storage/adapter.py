@@ -79,7 +79,8 @@ def load_adapted(folder: str | Path, params: str | None = None) -> AdaptedModel:
         raise UsageError(f"'{folder}' must be the folder of a run on a task text:PATH")
     file = choose_params(folder, params)
     with reading(f"'{folder / 'config.json'}'", "the config of a run"):
-        spec = (described := read_json(folder / "config.json"))["task"]
+        described = read_json(folder / "config.json")
+        spec = described["task"]
         if "personal" in described.get("wrappers", ()):
             raise UsageError(f"'{folder}' has no model for prompts: each client has its own")
         chosen = {f.name: spec[f.name] for f in fields(TaskOptions) if f.name in spec}
